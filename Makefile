@@ -1,0 +1,64 @@
+# Every task of the project. `make` alone lists them.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.setup-done
+
+SEEDS  ?= 2000
+KILLS  ?= 200
+BUDGET ?= 120
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check sim chaos bench docs sizes lock clean
+
+help:  ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: $(STAMP)  ## create .venv from the lock (needs only Python 3.11+ and pip)
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Holdfast needs Python 3.11 or newer; $(PYTHON) is %d.%d. Try: make setup PYTHON=python3.12" % v[:2])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: setup  ## see it work, in one command
+	$(BIN)/python -m holdfast.cli demo
+
+test: setup  ## run every suite, with the time of each
+	$(BIN)/python tools/suites.py
+
+check: setup  ## format, lint, types, layers, generated docs: what CI runs first
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q --durations=0 tests/test_tidy.py
+	$(BIN)/python tools/traceability.py --check
+	$(BIN)/python tools/states.py --check
+
+sim: setup  ## simulate SEEDS seeds (2000)
+	$(BIN)/holdfast sim --seeds $(SEEDS)
+
+chaos: setup  ## kill real processes KILLS times (200)
+	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
+
+bench: setup  ## measure within BUDGET seconds (120)
+	$(BIN)/python -m bench --budget-s $(BUDGET)
+
+docs: setup  ## regenerate docs/traceability.md and docs/states.md
+	$(BIN)/python tools/traceability.py
+	$(BIN)/python tools/states.py
+
+sizes: setup  ## lines per module, the biggest last
+	$(BIN)/python tools/sizes.py
+
+lock:  ## regenerate requirements.lock (needs uv)
+	uv pip compile pyproject.toml --quiet --upgrade --extra dev --universal --python-version 3.11 \
+	    --generate-hashes --no-annotate --no-emit-index-url --no-emit-find-links \
+	    --custom-compile-command "make lock" --output-file requirements.lock
+
+clean:  ## remove .venv, caches and build output
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .reports
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

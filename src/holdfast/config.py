@@ -1,0 +1,60 @@
+"""Every limit of the system, named with its unit, in one place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+S = 1_000_000_000  # nanoseconds
+
+KEY_BYTES_MAX = 480
+VALUE_BYTES_MAX = 16 * 1024 * 1024
+BLOB_THRESHOLD_BYTES = 4096
+BLOB_GRACE_NS = 3600 * S
+
+# One call reads, claims or deletes this many rows at most; above it the call is Invalid.
+BATCH_MAX = 10_000
+# Names of queues, resources, owners, subjects; a key holds two of them and some numbers.
+NAME_BYTES_MAX = 200
+# Leases and claims: longer than this is a mistake in the unit.
+TTL_NS_MAX = 366 * 24 * 3600 * S
+# What a claim sweeps (overdue claims, due items) beyond what it was asked to take.
+QUEUE_SWEEP_EXTRA = 64
+QUEUE_PRIORITY_MAX = 1 << 31
+# A dead letter keeps this much of the error that killed it.
+ERROR_CODE_CHARS_MAX = 100
+ERROR_TEXT_CHARS_MAX = 4000
+
+# LMDB reserves address space, not disk; the map is never resized.
+MAP_BYTES = 1 << 40
+READERS_MAX = 4096
+
+# A transaction is run again this often when others commit first; then it is a Conflict.
+TRANSACT_TRIES_MAX = 64
+# The writer answers a lost reply from the outcomes of this many last commits.
+OUTCOMES_KEPT = 8192
+# Snapshots are validated against this many recent commits, or keys, whichever is less.
+RING_COMMITS_MAX = 4096
+RING_KEYS_MAX = 500_000
+# One durable commit holds this many transactions at most, so that none waits long for its answer.
+COMMIT_TXNS_MAX = 2048
+FRAME_BYTES_MAX = 256 * 1024 * 1024
+TOPICS_MAX = 100_000
+SCAN_PAGE = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Bounds on the embedded store's writer process."""
+
+    # A writer without clients leaves after this long.
+    linger_s: float = 3.0
+    # A writer that is stopped (SIGSTOP, debugger) and owes an answer is replaced after this long ...
+    stopped_s: float = 1.0
+    # ... and one that runs but does not answer (dead disk) after this long.
+    hung_s: float = 15.0
+    # How long a client tries to reach or start a writer before it gives up.
+    connect_s: float = 30.0
+    # What a client may leave unread before the writer hangs up on it.
+    backlog_bytes: int = 256 * 1024 * 1024
+    # Dead readers pin old pages: they are looked for this often.
+    reader_check_s: float = 1.0

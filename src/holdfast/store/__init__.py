@@ -1,0 +1,59 @@
+"""The store: an ordered, transactional key-value store.
+
+    holdfast.store.open("./data")              embedded, durable, shared by processes of a machine
+    holdfast.store.open("lmdb:./data")         the same
+    holdfast.store.open("memory:")             gone with the process
+    holdfast.store.open("postgresql://...")    shared by machines
+
+`api` says what a store offers; `schema` shows every key space.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from holdfast.clock import SYSTEM, Clock
+from holdfast.config import WriterLimits
+from holdfast.errors import BadUrl
+from holdfast.store.api import Operation, Pending, Store, Txn, operation
+
+__all__ = ["Operation", "Pending", "Store", "Txn", "open", "operation"]
+
+
+def open(
+    url: str | os.PathLike[str],
+    *,
+    bootstrap: bool = True,
+    limits: WriterLimits | None = None,
+    clock: Clock = SYSTEM,
+) -> Store:
+    """Open the store at a URL or directory. Without `bootstrap` it must exist already."""
+    scheme, rest = _split(os.fspath(url))
+    if scheme == "memory":
+        from holdfast.store.local import LocalStore
+        from holdfast.store.memory import MemoryBackend
+
+        return LocalStore("memory:", MemoryBackend(), clock, bootstrap=bootstrap)
+    if scheme == "lmdb":
+        from holdfast.store.lmdb import LmdbStore
+
+        return LmdbStore(Path(rest), bootstrap=bootstrap, limits=limits)
+    raise BadUrl(url=_without_password(os.fspath(url)), scheme=scheme)
+
+
+def _split(url: str) -> tuple[str, str]:
+    if not url:
+        raise BadUrl(url=url, why="empty")
+    scheme, colon, rest = url.partition(":")
+    # A single letter is a drive, and a path with a separator before the colon is a path.
+    if not colon or len(scheme) < 2 or "/" in scheme or "." in scheme:
+        return "lmdb", url
+    if scheme == "lmdb" and not rest:
+        raise BadUrl(url=url, why="no directory")
+    return scheme, rest
+
+
+def _without_password(url: str) -> str:
+    head, at, tail = url.rpartition("@")
+    return f"{head.split('://')[0]}://…@{tail}" if at else url

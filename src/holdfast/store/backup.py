@@ -1,0 +1,107 @@
+"""Backups: a hot copy of the rows, and a restore that no old lease survives.
+
+A restored store is a new *generation*: whatever was granted after the backup was taken belongs to
+an older one and is refused. The generation is at least the wall clock's seconds, so that the same
+backup restored twice does not give the same generation twice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from holdfast import codec
+from holdfast.clock import SYSTEM, S
+from holdfast.errors import Invalid, NotFound, StoreBusy
+from holdfast.store import schema, tuples
+from holdfast.store.engine import guard_schema
+from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
+from holdfast.store.writer import take_lock
+
+
+def copy(backend: LmdbBackend, target: Path) -> None:
+    """Write a consistent copy while others go on. The target appears whole or not at all."""
+    if target.exists() and any(target.iterdir()):
+        raise Invalid(what="backup", why="the target is not empty", path=str(target))
+    partial = target.with_name(target.name + ".partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        backend.env.copy(str(partial))
+        _sync(partial / "data.mdb")
+        os.replace(partial, target)
+        _sync(target.parent)
+    except Exception as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise storage_error(error, target) from error
+
+
+def restore(source: Path, target: Path) -> int:
+    """Make the target a store with the backup's rows, as a new generation; returns that.
+
+    An existing store at the target is replaced; nobody may have it open.
+    """
+    if not (source / "data.mdb").exists():
+        raise NotFound(what="backup", path=str(source))
+    prepare(target)
+    partial = target.with_name(target.name + ".restoring")
+    lock = take_lock(target)
+    if lock is None:
+        raise StoreBusy(path=str(target))
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        shutil.copyfile(source / "data.mdb", partial / "data.mdb")
+        generation = _renew(partial)
+        _sync(partial / "data.mdb")
+        os.replace(partial / "data.mdb", target / "data.mdb")
+        (target / "lock.mdb").unlink(missing_ok=True)
+        _sync(target)
+        return generation
+    except OSError as error:
+        raise storage_error(error, target) from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+        os.close(lock)
+
+
+def _renew(path: Path) -> int:
+    backend = LmdbBackend(path, readonly=False)
+    try:
+        if not check_length(backend):
+            touch_all(backend)
+        txn = backend.begin()
+        try:
+            guard_schema(
+                txn.get(schema.MARKER_KEY),
+                (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR),
+                bootstrap=False,
+            )
+            found = txn.get(schema.META_KEY)
+            if found is None:
+                raise NotFound(what="store", path=str(path))
+            meta = codec.unpack_as(schema.Meta, found)
+            outcomes = txn.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
+            for key, _ in outcomes:
+                txn.delete(key)
+            generation = max(meta.generation + 1, SYSTEM.wall_ns() // S)
+            floor_ns = max([meta.floor_ns, *(codec.unpack(value)[2] for _, value in outcomes)])
+            # The anchor goes with the boot that the backup was taken under.
+            renewed = schema.Meta(meta.store_id, generation, "", 0, floor_ns)
+            txn.put_many([(schema.META_KEY, codec.pack(renewed))])
+        except BaseException:
+            txn.abort()
+            raise
+        txn.commit()
+        return generation
+    finally:
+        backend.close()
+
+
+def _sync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

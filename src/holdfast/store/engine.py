@@ -1,0 +1,373 @@
+"""The commit engine: many transactions, one durable commit, each failing alone.
+
+    validate   nothing that the transaction read was written since its snapshot
+    guard      its leases are live, now, by store time
+    apply      its writes, appends, counters and operations
+    commit     once, for all of the batch; only then does anybody get an answer
+
+A transaction that fails leaves no trace; the others of its batch go on. The engine is synchronous
+and has one caller at a time. Below it is a `Backend` that holds the rows (LMDB, or memory).
+
+Outcomes are recorded in the commit itself, under (client, number), so that a client that lost the
+answer gets it from whoever is the writer then.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast import codec
+from holdfast.clock import Anchor, Clock, anchor
+from holdfast.config import OUTCOMES_KEPT, RING_COMMITS_MAX, RING_KEYS_MAX, TOPICS_MAX
+from holdfast.errors import (
+    CommitUnknown,
+    Conflict,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    SchemaMismatch,
+    StoreCorrupt,
+    StoreError,
+    to_wire,
+)
+from holdfast.store import schema, tuples
+from holdfast.store.api import Guard, Row, resolve
+from holdfast.store.txn import ApplyTxn, check_guard
+
+
+class WriteTxn(Protocol):
+    """An open write transaction of a backend: it sees its own writes."""
+
+    @property
+    def id(self) -> int: ...
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]: ...
+    def put_many(self, rows: Iterable[Row]) -> None: ...
+    def delete(self, key: bytes) -> None: ...
+    def commit(self) -> None: ...
+    def abort(self) -> None: ...
+
+
+class Snapshot(Protocol):
+    """The rows as they were after one commit."""
+
+    @property
+    def id(self) -> int: ...
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]: ...
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    def begin(self) -> WriteTxn: ...
+    def snapshot(self) -> Snapshot: ...
+    def last_id(self) -> int: ...
+
+
+class Request(msgspec.Struct, array_like=True, gc=False):
+    """One transaction, as its caller sends it."""
+
+    no: int
+    client: bytes
+    snapshot: int
+    # True when an earlier answer may have been lost: look the outcome up before anything else.
+    resent: bool = False
+    reads: list[bytes] = []
+    ranges: list[tuple[bytes, bytes]] = []
+    guards: list[Guard] = []
+    puts: dict[bytes, bytes] = {}
+    deletes: list[bytes] = []
+    appends: list[tuple[bytes, bytes]] = []
+    adds: dict[bytes, int] = {}
+    calls: list[tuple[str, msgspec.Raw]] = []
+    topics: list[str] = []
+
+
+class Answer(msgspec.Struct, array_like=True, gc=False):
+    """What became of it: `error` is (code, fields), or None when it is committed."""
+
+    no: int
+    error: list[Any] | None = None
+    commit_no: int = 0
+    seqs: list[int] = []
+    results: list[msgspec.Raw] = []
+
+
+class Engine:
+    def __init__(
+        self,
+        backend: Backend,
+        clock: Clock,
+        *,
+        bootstrap: bool = True,
+        schema_version: tuple[int, int] = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR),
+    ) -> None:
+        self._backend = backend
+        self._clock = clock
+        self.commit_no = 0
+        self.topics: dict[str, int] = {}
+        # The topics that the last call of `commit` notified.
+        self.rung: set[str] = set()
+        self._last_ns = 0
+        self._outcomes: dict[tuple[bytes, int], Answer] = {}
+        self._outcome_ring: deque[tuple[int, list[tuple[bytes, int]]]] = deque()
+        # What was committed after this backend id, and only that, can be looked up.
+        self._forgotten_id = 0
+        self._ring: deque[_Written] = deque()
+        self._ring_keys = 0
+        self._open(bootstrap, schema_version)
+        # Snapshots older than this were taken under a former writer: what it wrote is not known.
+        self._oldest = backend.last_id()
+
+    # -- time ----------------------------------------------------------------------------------
+
+    @property
+    def anchor(self) -> Anchor:
+        return self._anchor
+
+    def now_ns(self) -> int:
+        return max(self._anchor.now_ns(self._clock.boot_ns()), self._last_ns)
+
+    # -- commit --------------------------------------------------------------------------------
+
+    def commit(self, requests: Sequence[Request]) -> list[Answer]:
+        """Apply a batch in one durable commit. An error of the backend fails all of them."""
+        self.rung = set()
+        answers = self._try(requests)
+        if answers is None:
+            # A request broke the batch in a way it should not. One by one, only that one fails.
+            answers = [answer for request in requests for answer in self._try([request]) or ()]
+        return answers
+
+    def _try(self, requests: Sequence[Request]) -> list[Answer] | None:
+        now_ns = self._last_ns = max(self.now_ns(), self._last_ns + 1)
+        commit_no = self.commit_no + 1
+        txn = self._backend.begin()
+        written = _Written(txn.id)
+        topics: set[str] = set()
+        answers: list[Answer] = []
+        done: list[tuple[bytes, int]] = []
+        kept: list[Answer] = []
+        try:
+            for request in requests:
+                try:
+                    answer = self._apply(txn, request, written, now_ns, commit_no)
+                except StoreError:
+                    raise
+                except HoldfastError as error:
+                    answer = Answer(request.no, to_wire(error))
+                else:
+                    if answer.commit_no == commit_no:
+                        done.append((request.client, request.no))
+                        kept.append(answer)
+                        topics.update(request.topics)
+                answers.append(answer)
+            if not done:
+                txn.abort()
+                return answers
+            topics.update(written.topics)
+            row = codec.pack([commit_no, txn.id, now_ns, [client for client, _ in done], kept])
+            slot = schema.OUTCOME + tuples.pack_int(commit_no % OUTCOMES_KEPT)
+            txn.put_many([(slot, row)])
+        except HoldfastError:
+            txn.abort()
+            raise
+        except Exception as error:
+            txn.abort()
+            if len(requests) > 1:
+                return None
+            refused = Invalid(what="transaction", why=f"{type(error).__name__}: {error}")
+            return [Answer(requests[0].no, to_wire(refused))]
+        txn.commit()
+        self.commit_no = commit_no
+        self._remember(written, done, kept, topics)
+        return answers
+
+    def _apply(
+        self, txn: WriteTxn, request: Request, written: _Written, now_ns: int, commit_no: int
+    ) -> Answer:
+        if request.resent:
+            known = self._outcomes.get((request.client, request.no))
+            if known is not None:
+                return known
+            if request.snapshot < self._forgotten_id:
+                raise CommitUnknown(txn_no=request.no)
+        self._validate(request, written)
+        for guard in request.guards:
+            check_guard(txn, guard, now_ns)
+        if request.calls or request.appends or request.adds:
+            return self._execute(txn, request, written, now_ns, commit_no)
+        if request.puts:
+            written.keys.update(request.puts)
+            txn.put_many(request.puts.items())
+        for key in request.deletes:
+            written.keys.add(key)
+            txn.delete(key)
+        return Answer(request.no, None, commit_no)
+
+    def _execute(
+        self, txn: WriteTxn, request: Request, written: _Written, now_ns: int, commit_no: int
+    ) -> Answer:
+        apply = ApplyTxn(txn, now_ns=now_ns, generation=self.generation)
+        apply.writes.update(request.puts)
+        apply.writes.update(dict.fromkeys(request.deletes))
+        seqs = [apply.append(space, value).value for space, value in request.appends]
+        for key, n in request.adds.items():
+            apply.add(key, n)
+        results = []
+        for name, args in request.calls:
+            called = resolve(name)
+            try:
+                arguments = called.decode_args(bytes(args))
+            except msgspec.MsgspecError as error:
+                raise Invalid(what="operation", name=name, why=str(error)) from None
+            results.append(msgspec.Raw(codec.pack(called.fn(apply, *arguments))))
+        puts = []
+        for key, value in apply.writes.items():
+            if value is None:
+                txn.delete(key)
+            else:
+                puts.append((key, value))
+        txn.put_many(puts)
+        written.keys.update(apply.writes)
+        written.topics.update(apply.topics)
+        return Answer(request.no, None, commit_no, seqs, results)
+
+    def _validate(self, request: Request, written: _Written) -> None:
+        reads, ranges, snapshot = request.reads, request.ranges, request.snapshot
+        if not reads and not ranges:
+            return
+        if snapshot < self._oldest:
+            raise Conflict(why="the snapshot is too old to be validated")
+        if written.keys:
+            written.check(reads, ranges)
+        for past in reversed(self._ring):
+            if past.id <= snapshot:
+                break
+            past.check(reads, ranges)
+
+    def _remember(
+        self,
+        written: _Written,
+        done: list[tuple[bytes, int]],
+        kept: list[Answer],
+        topics: set[str],
+    ) -> None:
+        self._ring.append(written)
+        self._ring_keys += len(written.keys)
+        while len(self._ring) > RING_COMMITS_MAX or self._ring_keys > RING_KEYS_MAX:
+            if len(self._ring) == 1:
+                break
+            dropped = self._ring.popleft()
+            self._ring_keys -= len(dropped.keys)
+            self._oldest = dropped.id
+        self._outcomes.update(zip(done, kept, strict=True))
+        self._outcome_ring.append((written.id, done))
+        if len(self._outcome_ring) >= OUTCOMES_KEPT:
+            self._forgotten_id, forgotten = self._outcome_ring.popleft()
+            for name in forgotten:
+                self._outcomes.pop(name, None)
+        self.rung |= topics
+        if topics:
+            if len(self.topics) > TOPICS_MAX:
+                self.topics.clear()
+            self.topics.update(dict.fromkeys(topics, self.commit_no))
+
+    # -- opening -------------------------------------------------------------------------------
+
+    def _open(self, bootstrap: bool, expected: tuple[int, int]) -> None:
+        txn = self._backend.begin()
+        try:
+            guard_schema(txn.get(schema.MARKER_KEY), expected, bootstrap=bootstrap)
+            rows = txn.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
+            self._load_outcomes(rows)
+            found = txn.get(schema.META_KEY)
+            meta = None if found is None else codec.unpack_as(schema.Meta, found)
+            last = None if meta is None else Anchor(meta.boot_id, meta.offset_ns)
+            floor_ns = max(self._last_ns, 0 if meta is None else meta.floor_ns)
+            self._anchor = anchor(self._clock, last=last, floor_ns=floor_ns)
+            self._last_ns = floor_ns
+            self.store_id = self._clock.entropy(16).hex() if meta is None else meta.store_id
+            self.generation = 1 if meta is None else meta.generation
+            fresh = schema.Meta(
+                self.store_id,
+                self.generation,
+                self._anchor.boot_id,
+                self._anchor.offset_ns,
+                floor_ns,
+            )
+            if meta == fresh:
+                txn.abort()
+                return
+            txn.put_many(
+                [
+                    (schema.META_KEY, codec.pack(fresh)),
+                    (schema.MARKER_KEY, schema.marker(*expected)),
+                ]
+            )
+        except BaseException:
+            txn.abort()
+            raise
+        txn.commit()
+
+    def _load_outcomes(self, rows: list[Row]) -> None:
+        try:
+            loaded = sorted(
+                (_OUTCOME_ROW.decode(value) for _, value in rows), key=lambda row: row[0]
+            )
+        except msgspec.MsgspecError as error:
+            raise StoreCorrupt(what="outcome row", why=str(error)) from None
+        for commit_no, id, at_ns, clients, answers in loaded:
+            names = [(client, answer.no) for client, answer in zip(clients, answers, strict=True)]
+            self._outcomes.update(zip(names, answers, strict=True))
+            self._outcome_ring.append((id, names))
+            self.commit_no = commit_no
+            self._last_ns = max(self._last_ns, at_ns)
+        if self.commit_no > len(loaded):
+            self._forgotten_id = loaded[0][1] - 1
+
+
+class _Written:
+    """The keys of one commit, to validate later readers against."""
+
+    __slots__ = ("_sorted", "id", "keys", "topics")
+
+    def __init__(self, id: int) -> None:
+        self.id = id
+        self.keys: set[bytes] = set()
+        self.topics: set[str] = set()
+        self._sorted: list[bytes] = []
+
+    def check(self, reads: list[bytes], ranges: list[tuple[bytes, bytes]]) -> None:
+        if not self.keys.isdisjoint(reads):
+            raise Conflict(why="a key that was read has changed")
+        for lo, hi in ranges:
+            if len(self._sorted) != len(self.keys):
+                self._sorted = sorted(self.keys)
+            at = bisect_left(self._sorted, lo)
+            if at < len(self._sorted) and self._sorted[at] < hi:
+                raise Conflict(why="a range that was read has changed")
+
+
+def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: bool) -> None:
+    """Document 001's guard: matching goes on, missing needs bootstrap, anything else refuses."""
+    if found is None:
+        if not bootstrap:
+            raise NotFound(what="schema marker", key=schema.MARKER_NAME)
+        return
+    try:
+        version = schema.read_marker(found)
+    except Invalid:
+        raise SchemaMismatch(found=found[:16], expected=list(expected)) from None
+    if version != expected:
+        raise SchemaMismatch(found=list(version), expected=list(expected))
+
+
+_OUTCOME_ROW = msgspec.msgpack.Decoder(tuple[int, int, int, list[bytes], list[Answer]])

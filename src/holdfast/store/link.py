@@ -1,0 +1,502 @@
+"""A client's connection to the writer process.
+
+Many threads share one connection without a thread of its own: whoever waits for an answer and
+finds nobody reading becomes the reader, hands out the answers of the others, and passes the duty
+on when it has its own. Likewise whoever finds nobody sending sends for all.
+
+When the writer goes away, the reader finds or starts another and sends again what was not
+answered, marked as such: the new writer looks each up in the recorded outcomes before it applies
+it. A writer that owes an answer and is stopped, or hung, is killed and replaced; it is verified by
+pid and start time, so nobody else is ever hit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.clock import MS, SYSTEM, S
+from holdfast.config import WriterLimits
+from holdfast.errors import (
+    CommitUnknown,
+    HoldfastError,
+    StoreClosed,
+    StoreCorrupt,
+    StoreReplaced,
+    WriterLost,
+    from_wire,
+    to_wire,
+)
+from holdfast.store.engine import Answer, Request
+from holdfast.store.future import Completions
+from holdfast.store.wire import (
+    PROTOCOL,
+    Frames,
+    Hello,
+    Welcome,
+    decode_to_client,
+    decode_welcome,
+    encode,
+    frame,
+)
+from holdfast.store.writer import SOCKET, directory_of
+
+_RECV_BYTES = 1 << 18
+# How often a reader that waits looks up, in case the writer is stuck.
+_LOOK_S = 0.25
+# While answered threads are still being woken, this many transactions wait to be sent together.
+_CROWD = 16
+
+
+class Call:
+    """One transaction under way."""
+
+    __slots__ = ("answer", "callback", "lock", "request", "sent_ns")
+
+    def __init__(self, request: Request, callback: Callable[[Answer], None] | None = None) -> None:
+        self.request = request
+        self.callback = callback
+        self.answer: Answer | None = None
+        self.sent_ns = 0
+        self.lock = threading.Lock()
+        self.lock.acquire()
+
+    def wake(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self.lock.release()
+
+
+class Link:
+    def __init__(self, path: Path, *, bootstrap: bool, limits: WriterLimits) -> None:
+        self._path = path
+        self._bootstrap = bootstrap
+        self._limits = limits
+        self.client = SYSTEM.entropy(8)
+        self._numbers = itertools.count(1)
+        self._pending: dict[int, Call] = {}
+        self._outbox: deque[Call] = deque()
+        self._sending = threading.Lock()
+        self._reading = threading.Lock()
+        self._topics: dict[str, int] = {}
+        self._watched: set[str] = set()
+        self._sleepers: dict[str, list[threading.Lock]] = {}
+        self._frames = Frames()
+        self._receiver: threading.Thread | None = None
+        self._answered: deque[Call] = deque()
+        self.completions = Completions()
+        self._closed = False
+        self._identity: tuple[str, int] | None = None
+        self._connect()
+
+    def next_no(self) -> int:
+        return next(self._numbers)
+
+    # -- transactions --------------------------------------------------------------------------
+
+    def call(self, request: Request) -> Answer:
+        """Send a transaction and wait for its answer."""
+        call = Call(request)
+        self._post(call)
+        try:
+            while call.answer is None:
+                if self._reading.acquire(False):
+                    try:
+                        while call.answer is None:
+                            self._read(None)
+                    finally:
+                        self._reading.release()
+                        self._pass_on()
+                else:
+                    call.lock.acquire()
+        finally:
+            self._wake_next()
+        return call.answer
+
+    def post(self, request: Request, callback: Callable[[Answer], None]) -> None:
+        """Send a transaction; the callback gets its answer, in the receiver's thread."""
+        if self._receiver is None:
+            self._receiver = threading.Thread(
+                target=self._receive_forever, name="holdfast-receiver", daemon=True
+            )
+            self._receiver.start()
+        self._post(Call(request, callback))
+
+    def _post(self, call: Call) -> None:
+        if self._closed:
+            raise StoreClosed(path=str(self._path))
+        self._pending[call.request.no] = call
+        self._outbox.append(call)
+        if not self._answered or len(self._outbox) >= _CROWD:
+            self._flush()
+
+    def _flush(self) -> None:
+        while self._outbox:
+            if not self._sending.acquire(False):
+                return  # whoever sends now looks again before it leaves
+            try:
+                self._send_outbox()
+            finally:
+                self._sending.release()
+
+    def _send_outbox(self) -> None:
+        calls = []
+        with contextlib.suppress(IndexError):
+            while True:
+                calls.append(self._outbox.popleft())
+        if not calls:
+            return
+        now_ns = SYSTEM.mono_ns()
+        for call in calls:
+            call.sent_ns = now_ns
+        self._send(frame(encode([[call.request for call in calls]])))
+
+    def _send(self, data: bytes) -> None:
+        """Send, or leave it to the reader, who finds the connection broken and sends again."""
+        view = memoryview(data)
+        while view:
+            try:
+                view = view[self._sock.send(view) :]
+            except BlockingIOError:
+                self._replace_if_stuck()
+            except OSError:
+                return
+
+    # -- reading -------------------------------------------------------------------------------
+
+    def _read(self, timeout: float | None) -> None:
+        """Take what has arrived and hand it out. The caller is the reader."""
+        if self._closed:
+            self._fail_all(StoreClosed(path=str(self._path)))
+            return
+        if timeout is not None and not self._poll.poll(min(timeout, _LOOK_S) * 1000):
+            self._replace_if_stuck()
+            return
+        try:
+            data = self._sock.recv(_RECV_BYTES)
+        except BlockingIOError:
+            self._replace_if_stuck()
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._reconnect()
+            return
+        for body in self._frames.feed(data):
+            message = decode_to_client(body)
+            for answer in message.answers:
+                call = self._pending.pop(answer.no, None)
+                if call is not None:
+                    self._finish(call, answer)
+            self._wake_next()
+            self.completions.wake()
+            for topic, commit_no in message.topics.items():
+                self._topics[topic] = commit_no
+                for sleeper in self._sleepers.pop(topic, ()):
+                    with contextlib.suppress(RuntimeError):
+                        sleeper.release()
+
+    def _finish(self, call: Call, answer: Answer) -> None:
+        call.answer = answer
+        if call.callback is None:
+            self._answered.append(call)
+        else:
+            call.callback(answer)
+
+    def _wake_next(self) -> None:
+        """Wake one thread that has its answer; it wakes the next when it leaves.
+
+        Woken all at once they would fight for the interpreter at each of their steps: nine context
+        switches a transaction instead of one and a half. Every thread that leaves `call` comes by
+        here, for whatever reason it leaves, so the chain never breaks.
+        """
+        try:
+            self._answered.popleft().wake()
+        except IndexError:
+            if self._outbox:
+                self._flush()
+
+    def _pass_on(self) -> None:
+        """Make somebody who still waits the next reader."""
+        for call in list(self._pending.values()):
+            if call.callback is None:
+                call.wake()
+                return
+        for sleeper in [one for some in list(self._sleepers.values()) for one in list(some)]:
+            with contextlib.suppress(RuntimeError):
+                sleeper.release()
+                return
+
+    def _receive_forever(self) -> None:
+        with self._reading:
+            while not self._closed:
+                self._read(None)
+
+    # -- topics --------------------------------------------------------------------------------
+
+    def wait(self, topic: str, since: int, timeout: float) -> int:
+        if topic not in self._watched:
+            self._watched.add(topic)
+            with self._sending:
+                self._send(frame(encode([[], [topic]])))
+            self._flush()
+        deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
+        while True:
+            last = self._topics.get(topic)
+            # Not equal, rather than greater: a restored store counts from its backup on.
+            if last is not None and last != since:
+                return last
+            left = (deadline_ns - SYSTEM.mono_ns()) / S
+            if self._closed:
+                raise StoreClosed(path=str(self._path))
+            if left <= 0:
+                return since
+            sleeper = threading.Lock()
+            sleeper.acquire()
+            self._sleepers.setdefault(topic, []).append(sleeper)
+            if self._topics.get(topic) == last:
+                if self._reading.acquire(False):
+                    try:
+                        self._read(left)
+                    finally:
+                        self._reading.release()
+                        self._pass_on()
+                else:
+                    sleeper.acquire(timeout=left)
+            with contextlib.suppress(KeyError, ValueError):
+                self._sleepers[topic].remove(sleeper)
+
+    # -- the writer process --------------------------------------------------------------------
+
+    def close(self) -> None:
+        self._closed = True
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        with self._reading:
+            self._fail_all(StoreClosed(path=str(self._path)))
+            self._sock.close()
+        _reap_children()
+
+    def _fail_all(self, error: HoldfastError) -> None:
+        for no in list(self._pending):
+            call = self._pending.pop(no, None)
+            if call is not None:
+                told = CommitUnknown(txn_no=no, why=error.code) if call.sent_ns else error
+                self._finish(call, Answer(no, to_wire(told)))
+        self._wake_next()
+        self.completions.wake()
+
+    def _reconnect(self) -> None:
+        """Find or start a writer and send again what it was not seen to answer."""
+        if self._closed:
+            self._fail_all(StoreClosed(path=str(self._path)))
+            return
+        with self._sending:
+            self._sock.close()
+            try:
+                self._connect()
+            except HoldfastError as error:
+                self._fail_all(error)
+                return
+            # What is still in the outbox was never sent: it goes the ordinary way, once.
+            again = [call for call in list(self._pending.values()) if call.sent_ns]
+            now_ns = SYSTEM.mono_ns()
+            for call in again:
+                call.request.resent = True
+                call.sent_ns = now_ns
+            self._send(frame(encode([[call.request for call in again], list(self._watched)])))
+        self._flush()
+
+    def _connect(self) -> None:
+        deadline_ns = SYSTEM.mono_ns() + int(self._limits.connect_s * S)
+        pause_s = 0.002
+        silent_ns = 0
+        trouble = "no writer answered"
+        while SYSTEM.mono_ns() < deadline_ns:
+            try:
+                sock = dial(self._path)
+            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+                if self._spawn() == "held":
+                    # Another process starts one right now, or one is on its way out.
+                    SYSTEM.sleep(pause_s)
+                    pause_s = min(pause_s * 1.5, 0.05)
+                continue
+            except OSError as error:
+                trouble = str(error)
+                SYSTEM.sleep(pause_s)
+                continue
+            try:
+                welcome = self._greet(sock)
+            except TimeoutError:
+                trouble = "the writer does not answer"
+                silent_ns += int(self._limits.stopped_s * S)
+                pid, born = peer_of(sock)
+                if is_stopped(pid) or silent_ns > self._limits.hung_s * S:
+                    kill_exactly(pid, born)
+                sock.close()
+                continue
+            except OSError as error:
+                trouble = str(error)
+                sock.close()
+                SYSTEM.sleep(pause_s)
+                continue
+            self._adopt(sock, welcome)
+            return
+        raise WriterLost(path=str(self._path), why=trouble)
+
+    def _greet(self, sock: socket.socket) -> Welcome:
+        sock.settimeout(self._limits.stopped_s)
+        sock.sendall(frame(encode(Hello(PROTOCOL, os.getpid(), __version__))))
+        frames = Frames()
+        while True:
+            data = sock.recv(65536)
+            if not data:
+                raise ConnectionResetError("the writer hung up")
+            for body in frames.feed(data):
+                return decode_welcome(body)
+
+    def _adopt(self, sock: socket.socket, welcome: Welcome) -> None:
+        if welcome.error is not None:
+            sock.close()
+            raise from_wire(welcome.error)
+        identity = (welcome.store_id, welcome.generation)
+        if self._identity is not None and identity != self._identity:
+            sock.close()
+            self._closed = True
+            raise StoreReplaced(path=str(self._path))
+        self._identity = identity
+        self._sock = sock
+        self._frames = Frames()
+        self._pid, self._born = peer_of(sock)
+        sock.settimeout(None)
+        look = struct.pack("ll", 0, int(_LOOK_S * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, look)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, look)
+        self._poll = select.poll()
+        self._poll.register(sock, select.POLLIN)
+        self.welcome = welcome
+
+    def _spawn(self) -> str:
+        """Start a writer; answers `ready` or `held`, or raises what keeps it from starting."""
+        _reap_children()
+        arguments = msgspec.json.encode(
+            {
+                "path": str(self._path),
+                "bootstrap": self._bootstrap,
+                "linger_s": self._limits.linger_s,
+                "backlog_bytes": self._limits.backlog_bytes,
+                "reader_check_s": self._limits.reader_check_s,
+            }
+        ).decode()
+        source = str(Path(__file__).resolve().parents[2])
+        child = subprocess.Popen(
+            [sys.executable, "-c", _BOOT, source, arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=_log_file(self._path),
+            start_new_session=True,
+        )
+        _children.append(child)
+        assert child.stdout is not None
+        with child.stdout as out:
+            line = out.readline().decode().strip()
+        if line in ("ready", "held"):
+            return line
+        if line.startswith("error "):
+            raise from_wire(msgspec.json.decode(line[6:]))
+        code = child.wait()
+        if code == -signal.SIGBUS or code == -signal.SIGSEGV:
+            raise StoreCorrupt(path=str(self._path), why="the file is cut off or damaged")
+        raise WriterLost(path=str(self._path), why=f"the writer ended with code {code}")
+
+    def _replace_if_stuck(self) -> None:
+        """Kill a writer that owes an answer for too long; the next read finds it gone."""
+        oldest = min(
+            (call.sent_ns for call in list(self._pending.values()) if call.sent_ns), default=0
+        )
+        if not oldest:
+            return
+        owed_ns = SYSTEM.mono_ns() - oldest
+        stopped = owed_ns > self._limits.stopped_s * S and is_stopped(self._pid)
+        if stopped or owed_ns > self._limits.hung_s * S:
+            kill_exactly(self._pid, self._born)
+
+
+def dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with directory_of(path) as directory:
+            sock.connect(f"{directory}/{SOCKET}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def peer_of(sock: socket.socket) -> tuple[int, str]:
+    """Pid and start time of the process at the other end."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid: int = struct.unpack("3i", raw)[0]
+    return pid, _stat(pid)[1]
+
+
+def is_stopped(pid: int) -> bool:
+    return _stat(pid)[0] in ("T", "t")
+
+
+def kill_exactly(pid: int, born: str) -> None:
+    """Kill this process, not another one that was given its number."""
+    if born and _stat(pid)[1] == born:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        # A killed process holds its locks until it is gone.
+        deadline_ns = SYSTEM.mono_ns() + 100 * MS
+        while _stat(pid)[0] not in ("", "Z", "X") and SYSTEM.mono_ns() < deadline_ns:
+            SYSTEM.sleep(0.001)
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State letter and start time of a process, or empty texts."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", ""
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], fields[19]
+
+
+def _log_file(path: Path) -> int:
+    """Where the writer's own trouble goes: never into the pipes of whoever started it."""
+    try:
+        fd = os.open(
+            path / "writer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+    except OSError:
+        return subprocess.DEVNULL
+    if os.fstat(fd).st_size > 1 << 20:
+        os.ftruncate(fd, 0)
+    return fd
+
+
+def _reap_children() -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
+
+
+_children: list[subprocess.Popen[bytes]] = []
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from holdfast.store.writer import main; sys.exit(main(sys.argv[1:]))"
+)

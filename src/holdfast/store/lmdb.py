@@ -1,0 +1,194 @@
+"""The embedded store: rows in LMDB, read directly by every process, written by one.
+
+A client runs a transaction on an LMDB snapshot of its own and sends what it read and wrote to the
+writer process, which validates, applies and commits it together with those of all other clients.
+Nothing a client does, dying included, can leave a lock behind or hold up the others.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from holdfast.clock import SYSTEM
+from holdfast.config import TRANSACT_TRIES_MAX, WriterLimits
+from holdfast.errors import Conflict, HoldfastError, StoreClosed, StoreForked, StoreReplaced
+from holdfast.store import backup as backups
+from holdfast.store.api import settled
+from holdfast.store.engine import Answer
+from holdfast.store.future import Submitted
+from holdfast.store.link import Link
+from holdfast.store.local import refuse_writes
+from holdfast.store.rows import LmdbBackend, prepare
+from holdfast.store.txn import ClientTxn
+from holdfast.store.wire import fill, request_of
+
+# With a thread that computes, others get the interpreter only this often; the default (5 ms) would
+# cost such a program nine tenths of its commits.
+SWITCH_INTERVAL_S = 5e-5
+
+
+class LmdbStore:
+    def __init__(
+        self, path: Path, *, bootstrap: bool = True, limits: WriterLimits | None = None
+    ) -> None:
+        self.path = path.absolute()
+        self.url = f"lmdb:{self.path}"
+        self._gone: type[StoreClosed] | type[StoreForked] | None = None
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        prepare(self.path)
+        self._link = Link(self.path, bootstrap=bootstrap, limits=limits or WriterLimits())
+        try:
+            self._backend = _share(self.path, self._link.welcome.inode)
+        except BaseException:
+            self._link.close()
+            raise
+        self._snapshot = self._backend.snapshot
+        self._last_ns = 0
+        _stores.add(self)
+
+    @property
+    def generation(self) -> int:
+        return self._link.welcome.generation
+
+    def now_ns(self) -> int:
+        now_ns = SYSTEM.boot_ns() + self._link.welcome.offset_ns
+        self._last_ns = max(self._last_ns, now_ns)
+        return self._last_ns
+
+    def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        for _ in range(TRANSACT_TRIES_MAX):
+            txn, result = self._run(fn, args, kwargs)
+            if not txn.writing:
+                return settled(result)
+            answer = self._link.call(request_of(txn, self._link.next_no(), self._link.client))
+            if answer.error is None or answer.error[0] != Conflict.code:
+                fill(txn, answer)
+                return settled(result)
+        raise Conflict(tries=TRANSACT_TRIES_MAX, why="others always committed first")
+
+    def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        txn, result = self._run(fn, args, kwargs)
+        refuse_writes(txn)
+        return result
+
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
+        future = Submitted()
+        self._submit(future, fn, args, kwargs, TRANSACT_TRIES_MAX)
+        return future
+
+    def wait(self, topic: str, since: int, timeout: float) -> int:
+        self._check()
+        return self._link.wait(topic, since, timeout)
+
+    def backup(self, path: str) -> None:
+        self._check()
+        backups.copy(self._backend, Path(path))
+
+    def close(self) -> None:
+        if self._gone is None:
+            self._gone = StoreClosed
+            self._link.close()
+            _unshare(self._backend)
+
+    def __enter__(self) -> LmdbStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._gone is not None:
+            raise self._gone(path=str(self.path))
+
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ClientTxn, Any]:
+        if self._gone is not None:
+            raise self._gone(path=str(self.path))
+        snapshot = self._snapshot()
+        try:
+            txn = ClientTxn(
+                snapshot, snapshot=snapshot.id, generation=self.generation, now=self.now_ns
+            )
+            return txn, fn(txn, *args, **kwargs)
+        finally:
+            snapshot.close()
+
+    def _submit(
+        self,
+        future: Submitted,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tries: int,
+    ) -> None:
+        completions = self._link.completions
+        try:
+            txn, result = self._run(fn, args, kwargs)
+            if not txn.writing:
+                completions.complete(future, settled(result))
+                return
+            request = request_of(txn, self._link.next_no(), self._link.client)
+        except Exception as error:
+            completions.complete(future, error=error)
+            return
+
+        def finish(answer: Answer) -> None:
+            if answer.error is not None and answer.error[0] == Conflict.code and tries > 1:
+                self._submit(future, fn, args, kwargs, tries - 1)
+                return
+            try:
+                fill(txn, answer)
+            except HoldfastError as error:
+                completions.complete(future, error=error)
+            else:
+                completions.complete(future, settled(result))
+
+        self._link.post(request, finish)
+
+
+# LMDB forbids a process to open an environment twice, so stores of one directory share it.
+_shared: dict[tuple[int, int], tuple[LmdbBackend, int]] = {}
+_shared_lock = threading.Lock()
+_stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
+
+
+def _share(path: Path, inode: int) -> LmdbBackend:
+    with _shared_lock:
+        found = os.stat(path / "data.mdb")
+        if found.st_ino != inode:
+            raise StoreReplaced(path=str(path))
+        identity = (found.st_dev, found.st_ino)
+        backend, users = _shared.get(identity, (None, 0))
+        if backend is None:
+            backend = LmdbBackend(path, readonly=True)
+        _shared[identity] = (backend, users + 1)
+        return backend
+
+
+def _unshare(backend: LmdbBackend) -> None:
+    with _shared_lock:
+        for identity, (shared, users) in list(_shared.items()):
+            if shared is backend:
+                if users == 1:
+                    del _shared[identity]
+                    backend.close()
+                else:
+                    _shared[identity] = (backend, users - 1)
+
+
+def _forget_after_fork() -> None:
+    global _shared_lock
+    _shared_lock = threading.Lock()
+    _shared.clear()
+    for store in _stores:
+        store._gone = StoreForked
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)

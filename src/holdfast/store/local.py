@@ -1,0 +1,108 @@
+"""A store whose engine runs in this process: `memory:`, and LMDB without a writer process.
+
+One thread at a time runs a transaction, so nothing ever conflicts. The simulator and the tests
+use it; programs that share a directory use `LmdbStore`, which has a process for the engine.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.clock import Clock, S
+from holdfast.errors import Invalid, StoreClosed
+from holdfast.store.api import settled
+from holdfast.store.engine import Backend, Engine
+from holdfast.store.future import Completions, Submitted
+from holdfast.store.txn import ClientTxn
+from holdfast.store.wire import fill, request_of
+
+
+class LocalStore:
+    def __init__(self, url: str, backend: Backend, clock: Clock, **engine: Any) -> None:
+        self.url = url
+        self.clock = clock
+        self.backend = backend
+        self.engine = Engine(backend, clock, **engine)
+        self._lock = threading.RLock()
+        self._rung = threading.Condition(self._lock)
+        self._closed = False
+        self._no = 0
+        self._client = clock.entropy(8)
+
+    @property
+    def generation(self) -> int:
+        return self.engine.generation
+
+    def now_ns(self) -> int:
+        return self.engine.now_ns()
+
+    def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            txn, result = self._run(fn, args, kwargs)
+            if txn.writing:
+                self._no += 1
+                [answer] = self.engine.commit([request_of(txn, self._no, self._client)])
+                fill(txn, answer)
+                self._rung.notify_all()
+            return settled(result)
+
+    def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            txn, result = self._run(fn, args, kwargs)
+            refuse_writes(txn)
+            return result
+
+    def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
+        future = Submitted()
+        try:
+            Completions().complete(future, self.transact(fn, *args, **kwargs))
+        except Exception as error:
+            Completions().complete(future, error=error)
+        return future
+
+    def wait(self, topic: str, since: int, timeout: float) -> int:
+        deadline_ns = self.clock.mono_ns() + int(timeout * S)
+        with self._rung:
+            while True:
+                last = self.engine.topics.get(topic, 0)
+                if last > since:
+                    return last
+                left_ns = deadline_ns - self.clock.mono_ns()
+                if left_ns <= 0 or self._closed:
+                    return since
+                self._rung.wait(left_ns / S)
+
+    def backup(self, path: str) -> None:
+        raise Invalid(what="backup", why="this store lives in memory", url=self.url)
+
+    def close(self) -> None:
+        with self._rung:
+            self._closed = True
+            self._rung.notify_all()
+
+    def __enter__(self) -> LocalStore:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ClientTxn, Any]:
+        if self._closed:
+            raise StoreClosed(url=self.url)
+        snapshot = self.backend.snapshot()
+        try:
+            txn = ClientTxn(
+                snapshot, snapshot=snapshot.id, generation=self.generation, now=self.now_ns
+            )
+            return txn, fn(txn, *args, **kwargs)
+        finally:
+            snapshot.close()
+
+
+def refuse_writes(txn: ClientTxn) -> None:
+    if txn.writing:
+        raise Invalid(what="read", why="a read does not write; use transact")

@@ -1,0 +1,243 @@
+"""Rows in LMDB: opening the files, snapshots, and the write transaction that the engine uses.
+
+What goes wrong with a file is turned into a typed error here and nowhere else. Nothing is written
+before the file was found sound.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import cast
+
+import lmdb
+
+from holdfast.config import MAP_BYTES, READERS_MAX
+from holdfast.errors import (
+    Busy,
+    HoldfastError,
+    Invalid,
+    NetworkFilesystem,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+)
+from holdfast.store.api import Row
+
+NETWORK_FILESYSTEMS = frozenset(
+    {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"}
+    | {"ocfs2", "gfs2", "glusterfs", "fuse.sshfs", "fuse.glusterfs", "fuse.ceph", "fuse.s3fs"}
+    | {"fuse.gcsfuse", "fuse.rclone", "fuse.davfs"}
+)
+
+
+# Without `buffers=True` LMDB answers with bytes; its stubs do not say so.
+Get = Callable[[bytes], bytes | None]
+
+
+class LmdbBackend:
+    """The environment of one directory. One per process and directory, never across a fork."""
+
+    def __init__(self, path: Path, *, readonly: bool) -> None:
+        self.path = path
+        try:
+            self.env = lmdb.open(
+                str(path),
+                map_size=MAP_BYTES,
+                max_readers=READERS_MAX,
+                max_dbs=0,
+                readonly=readonly,
+                lock=True,
+                readahead=False,
+                max_spare_txns=64,
+                create=not readonly,
+            )
+        except (lmdb.Error, OSError) as error:
+            raise storage_error(error, path) from None
+        self._begin = self.env.begin
+
+    def begin(self) -> LmdbTxn:
+        try:
+            return LmdbTxn(self.env.begin(write=True, buffers=False), self.path)
+        except lmdb.Error as error:
+            raise storage_error(error, self.path) from None
+
+    def snapshot(self) -> LmdbSnapshot:
+        try:
+            return LmdbSnapshot(self._begin())
+        except lmdb.Error as error:
+            raise storage_error(error, self.path) from None
+
+    def last_id(self) -> int:
+        return int(self.env.info()["last_txnid"])
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class LmdbSnapshot:
+    __slots__ = ("_txn", "close", "get", "id")
+
+    def __init__(self, txn: lmdb.Transaction) -> None:
+        self._txn = txn
+        self.id: int = txn.id()
+        self.get = cast(Get, txn.get)
+        self.close = txn.abort
+
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        return scan(self._txn, lo, hi, limit, reverse)
+
+
+class LmdbTxn:
+    __slots__ = ("_path", "_txn", "get", "id")
+
+    def __init__(self, txn: lmdb.Transaction, path: Path) -> None:
+        self._txn = txn
+        self._path = path
+        self.id: int = txn.id()
+        self.get = cast(Get, txn.get)
+
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        return scan(self._txn, lo, hi, limit, reverse)
+
+    def put_many(self, rows: Iterable[Row]) -> None:
+        try:
+            with self._txn.cursor() as cursor:
+                cursor.putmulti(rows)
+        except lmdb.Error as error:
+            raise storage_error(error, self._path) from None
+
+    def delete(self, key: bytes) -> None:
+        try:
+            self._txn.delete(key)
+        except lmdb.Error as error:
+            raise storage_error(error, self._path) from None
+
+    def commit(self) -> None:
+        try:
+            self._txn.commit()
+        except lmdb.Error as error:
+            raise storage_error(error, self._path) from None
+
+    def abort(self) -> None:
+        self._txn.abort()
+
+
+def scan(
+    txn: lmdb.Transaction, lo: bytes, hi: bytes, limit: int | None, reverse: bool
+) -> list[Row]:
+    found: list[Row] = []
+    if lo >= hi:
+        return found
+    with txn.cursor() as cursor:
+        if reverse:
+            placed = cursor.prev() if cursor.set_range(hi) else cursor.last()
+            if placed:
+                for row in cast(Iterator[Row], cursor.iterprev()):
+                    if row[0] < lo:
+                        break
+                    found.append(row)
+                    if len(found) == limit:
+                        break
+        elif cursor.set_range(lo):
+            for row in cast(Iterator[Row], cursor.iternext()):
+                if row[0] >= hi:
+                    break
+                found.append(row)
+                if len(found) == limit:
+                    break
+    return found
+
+
+# -- opening -----------------------------------------------------------------------------------
+
+
+def prepare(path: Path) -> None:
+    """Make the directory if need be; refuse what cannot hold a store. Changes no file."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise Invalid(
+            what="store", why="the path is a file, not a directory", path=str(path)
+        ) from None
+    except OSError as error:
+        raise storage_error(error, path) from None
+    kind = filesystem_of(path, _mountinfo())
+    if kind in NETWORK_FILESYSTEMS:
+        raise NetworkFilesystem(path=str(path), filesystem=kind)
+    data = path / "data.mdb"
+    if data.exists() and data.stat().st_size == 0:
+        raise StoreCorrupt(path=str(data), why="the file is empty")
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise StoreReadOnly(path=str(path))
+
+
+def check_length(backend: LmdbBackend) -> bool:
+    """Whether the file holds every page it speaks of. Reading past the end kills the process."""
+    info, stat = backend.env.info(), backend.env.stat()
+    return (backend.path / "data.mdb").stat().st_size >= (info["last_pgno"] + 1) * stat["psize"]
+
+
+def touch_all(backend: LmdbBackend) -> None:
+    """Read every row once. On a cut-off file this dies of SIGBUS: do it where that is expected."""
+    with backend.env.begin(buffers=True) as txn, txn.cursor() as cursor:
+        for _, value in cursor:
+            bytes(value[-1:])
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """The type of the file system that holds the path, from /proc/self/mountinfo."""
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split()
+        if len(fields) < 5 or not right:
+            continue
+        mount = fields[4].encode().decode("unicode_escape")
+        inside = real == mount or real.startswith(mount.rstrip("/") + "/")
+        if inside and len(mount) >= len(best):
+            best, kind = mount, right.split()[0]
+    return kind
+
+
+def storage_error(error: Exception, path: Path) -> HoldfastError:
+    """The typed error for what LMDB or the system said."""
+    text = str(error)
+    number = error.errno if isinstance(error, OSError) else None
+    where = str(path)
+    if (
+        isinstance(error, lmdb.MapFullError | lmdb.DiskError)
+        or number in _FULL
+        or "No space" in text
+    ):
+        return StoreFull(path=where, why=text)
+    if isinstance(error, lmdb.ReadonlyError) or number in _READ_ONLY or "Read-only" in text:
+        return StoreReadOnly(path=where, why=text)
+    if isinstance(
+        error,
+        lmdb.InvalidError
+        | lmdb.CorruptedError
+        | lmdb.VersionMismatchError
+        | lmdb.PageNotFoundError,
+    ):
+        return StoreCorrupt(path=where, why=text)
+    if isinstance(error, lmdb.ReadersFullError):
+        return Busy(path=where, why=text)
+    if isinstance(error, lmdb.BadValsizeError):
+        return Invalid(what="row", why=text)
+    return StoreError(path=where, why=f"{type(error).__name__}: {text}")
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+
+
+def _mountinfo() -> str:
+    try:
+        return Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ""

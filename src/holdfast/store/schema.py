@@ -1,0 +1,113 @@
+"""Every key space, on one page.
+
+A key is a tuple whose first element is the number of its space. Numbers are contiguous from 0 and
+never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
+
+    0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
+                    "meta"                                       generation, store id, clock anchor
+                    "sim" …                                      free for tests and the simulator
+    1  outcome      <slot>                                       what the last commits answered
+    2  sequence     <space bytes>                                last number given by append
+    3  blob         "data" <hash>                                large values, content-addressed
+                    "refs" <hash>                                how many rows refer to it
+                    "idle" <since_ns> <hash>                     candidates for collection, by time
+    4  lease        "fence" <resource>                           who may act, under which epoch
+                    "expiry" <resource>                          until when (8 bytes)
+                    "by" <worker> <resource>                     index: leases of a worker
+    5  lease_log    <n>                                          grants, expiries, releases
+    6  journal      <subject> "head"                             height, hash, checkpoint, floor
+                    <subject> "e" <height>                       entries
+    7  inbox        <world> "e" <seq>                            ingress, in order
+                    <world> "cursor"                             last consumed seq (8 bytes)
+    8  queue        <q> "i" <seq>                                items: payload, counts, claim
+                    <q> "r" <-priority> <seq>                    ready, in order
+                    <q> "d" <not_before_ns> <seq>                waiting for a time
+                    <q> "x" <expires_ns> <seq>                   claims by expiry
+                    <q> "o" <owner> <seq>                        claims by owner
+                    <q> "z" <seq>                                dead letters
+                    <q> "t" <died_ns> <seq>                      the same, by time, for purging
+                    <q> "n"                                      how many items are in each state
+    9  dedupe       <scope> "k" <key>                            what a key was used for
+                    <scope> "t" <time_ns> <key>                  the same, by time, for collection
+                    <scope> "floor"                              keys issued before it are forgotten
+    10 snapshot     <subject> "s" <height>                       states at a height
+                    <subject> "baseline"                         the one to restore from
+
+Where a name stands in a key that is also scanned by a shorter prefix, the kind of row comes first
+(`lease`), so that no name can be taken for a kind.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import IntEnum
+
+import msgspec
+
+from holdfast.errors import Invalid
+from holdfast.store import tuples
+
+
+class Space(IntEnum):
+    APP_STATE = 0
+    OUTCOME = 1
+    SEQUENCE = 2
+    BLOB = 3
+    LEASE = 4
+    LEASE_LOG = 5
+    JOURNAL = 6
+    INBOX = 7
+    QUEUE = 8
+    DEDUPE = 9
+    SNAPSHOT = 10
+
+
+SCHEMA_MAJOR = 0
+SCHEMA_MINOR = 1
+MARKER_NAME = "runner.schema.version"
+
+
+class Meta(msgspec.Struct, frozen=True, array_like=True):
+    """One row about the store itself."""
+
+    store_id: str
+    generation: int
+    boot_id: str
+    offset_ns: int
+    floor_ns: int
+
+
+def marker(major: int = SCHEMA_MAJOR, minor: int = SCHEMA_MINOR) -> bytes:
+    return struct.pack("<4sHH", b"RSV0", major, minor)
+
+
+def read_marker(value: bytes) -> tuple[int, int]:
+    if len(value) != 8 or value[:4] != b"RSV0":
+        raise Invalid(what="schema marker", found=value[:16])
+    _, major, minor = struct.unpack("<4sHH", value)
+    return major, minor
+
+
+def prefix(space: Space, *path: tuples.Element) -> bytes:
+    return tuples.pack((int(space), *path))
+
+
+def sequence_key(space: bytes) -> bytes:
+    return _SEQUENCE + space
+
+
+def int_bytes(value: int) -> bytes:
+    return value.to_bytes(8, "big", signed=True)
+
+
+def int_of(value: bytes) -> int:
+    if len(value) != 8:
+        raise Invalid(what="counter", why="not 8 bytes", found=value[:16])
+    return int.from_bytes(value, "big", signed=True)
+
+
+# Written as it stands in document 001, outside the tuple layout, so that any tool can find it.
+MARKER_KEY = MARKER_NAME.encode()
+META_KEY = prefix(Space.APP_STATE, "meta")
+OUTCOME = prefix(Space.OUTCOME)
+_SEQUENCE = prefix(Space.SEQUENCE)

@@ -1,0 +1,102 @@
+"""Order-preserving keys: `pack(a) < pack(b)` exactly when `a < b`.
+
+Elements are bytes, str and int (any that fits in 8 bytes), in the layout that the FoundationDB
+tuple layer made common: a type code, then bytes that compare as the value does.
+
+    01 … 00        bytes, 00 inside written as 00 FF
+    02 … 00        text as UTF-8, likewise
+    0C … 13        negative integers of 8 … 1 bytes, one's complement
+    14             zero
+    15 … 1C        positive integers of 1 … 8 bytes
+
+A range of all keys below a prefix is `(pack(prefix), after(pack(prefix)))`.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from holdfast.errors import Invalid
+
+Element: TypeAlias = bytes | str | int
+Key: TypeAlias = tuple[Element, ...]
+
+_ZERO = 0x14
+_CODES = [bytes([code]) for code in range(256)]
+
+
+def pack(key: Key) -> bytes:
+    return b"".join([_encode(element) for element in key])
+
+
+def pack_int(value: int) -> bytes:
+    """One integer, for hot paths: `prefix + pack_int(seq)`."""
+    if value > 0:
+        size = (value.bit_length() + 7) >> 3
+        if size > 8:
+            raise Invalid(what="key", why="an integer in a key has 8 bytes at most", found=value)
+        return _CODES[_ZERO + size] + value.to_bytes(size, "big")
+    if value == 0:
+        return b"\x14"
+    size = ((-value).bit_length() + 7) >> 3
+    if size > 8:
+        raise Invalid(what="key", why="an integer in a key has 8 bytes at most", found=value)
+    return _CODES[_ZERO - size] + ((1 << (8 * size)) - 1 + value).to_bytes(size, "big")
+
+
+def unpack(data: bytes) -> Key:
+    found: list[Element] = []
+    at = 0
+    while at < len(data):
+        element, at = _decode(data, at)
+        found.append(element)
+    return tuple(found)
+
+
+def unpack_last_int(data: bytes, prefix_len: int) -> int:
+    """The single integer behind a known prefix: the reverse of `prefix + pack_int(seq)`."""
+    code = data[prefix_len]
+    if code >= _ZERO:
+        return int.from_bytes(data[prefix_len + 1 :], "big")
+    element, _ = _decode(data, prefix_len)
+    assert isinstance(element, int)
+    return element
+
+
+def after(prefix: bytes) -> bytes:
+    """The first key that is greater than every key starting with the prefix."""
+    return prefix + b"\xff"
+
+
+def _encode(element: Element) -> bytes:
+    kind = type(element)
+    if kind is int:
+        return pack_int(element)  # type: ignore[arg-type]
+    if kind is str:
+        return b"\x02" + element.encode().replace(b"\x00", b"\x00\xff") + b"\x00"  # type: ignore[union-attr]
+    if kind is bytes:
+        return b"\x01" + element.replace(b"\x00", b"\x00\xff") + b"\x00"  # type: ignore
+    raise Invalid(what="key", why="elements are bytes, str or int", found=kind.__name__)
+
+
+def _decode(data: bytes, at: int) -> tuple[Element, int]:
+    code = data[at]
+    if code in (1, 2):
+        end = at + 1
+        while True:
+            end = data.find(b"\x00", end)
+            if end < 0:
+                raise Invalid(what="key", why="unterminated element", offset=at)
+            if data[end + 1 : end + 2] != b"\xff":
+                break
+            end += 2
+        raw = data[at + 1 : end].replace(b"\x00\xff", b"\x00")
+        return (raw if code == 1 else raw.decode()), end + 1
+    size = code - _ZERO
+    if -8 <= size <= 8:
+        end = at + 1 + abs(size)
+        if end > len(data):
+            raise Invalid(what="key", why="truncated integer", offset=at)
+        value = int.from_bytes(data[at + 1 : end], "big")
+        return (value if size >= 0 else value - (1 << (8 * -size)) + 1), end
+    raise Invalid(what="key", why="unknown type code", found=code, offset=at)

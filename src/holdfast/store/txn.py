@@ -1,0 +1,211 @@
+"""Transactions as buffers over a base: what a function read, and what it wants written.
+
+`Overlay` is the common part: reads see the transaction's own writes first, in gets and in scans.
+`ClientTxn` runs at the caller on a snapshot; it records what it read, so that the commit can be
+validated, and leaves appends, counters, liveness and operations to the commit. `ApplyTxn` runs at
+the commit itself, on the latest state, and does those at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+from holdfast.config import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from holdfast.errors import Fenced, Invalid, KeyTooLarge, ValueTooLarge
+from holdfast.store import schema, tuples
+from holdfast.store.api import AnyKey, Guard, Guarded, Operation, Pending, Row
+
+T = TypeVar("T")
+
+
+class Base(Protocol):
+    """Rows to read from: a snapshot, or the state that a commit is applied to."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]: ...
+
+
+class Overlay:
+    def __init__(self, base: Base) -> None:
+        self.base = base
+        self.writes: dict[bytes, bytes | None] = {}
+        self.topics: set[str] = set()
+
+    def get(self, key: AnyKey) -> bytes | None:
+        if type(key) is not bytes:
+            key = packed(key)
+        if key in self.writes:
+            return self.writes[key]
+        return self._fetch(key)
+
+    def put(self, key: AnyKey, value: bytes) -> None:
+        if type(key) is not bytes:
+            key = packed(key)
+        if type(value) is not bytes:
+            raise Invalid(what="value", why="values are bytes", found=type(value).__name__)
+        if not 0 < len(key) <= KEY_BYTES_MAX:
+            raise KeyTooLarge(bytes=len(key), bytes_max=KEY_BYTES_MAX, key=key[:64])
+        if len(value) > VALUE_BYTES_MAX:
+            raise ValueTooLarge(bytes=len(value), bytes_max=VALUE_BYTES_MAX, key=key[:64])
+        self.writes[key] = value
+
+    def delete(self, key: AnyKey) -> None:
+        if type(key) is not bytes:
+            key = packed(key)
+        if not 0 < len(key) <= KEY_BYTES_MAX:
+            raise KeyTooLarge(bytes=len(key), bytes_max=KEY_BYTES_MAX, key=key[:64])
+        self.writes[key] = None
+
+    def scan(
+        self, lo: AnyKey, hi: AnyKey, limit: int | None = None, reverse: bool = False
+    ) -> list[Row]:
+        lo, hi = packed(lo), packed(hi)
+        if limit is not None and limit <= 0:
+            return []
+        own = [key for key in self.writes if lo <= key < hi] if self.writes else None
+        if not own:
+            return self._range(lo, hi, limit, reverse)
+        # Deletions may hide that many rows below, so as many more are fetched.
+        hidden = sum(1 for key in own if self.writes[key] is None)
+        rows = dict(self._range(lo, hi, None if limit is None else limit + hidden, reverse))
+        for key in own:
+            value = self.writes[key]
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        merged = sorted(rows.items(), reverse=reverse)
+        return merged if limit is None else merged[:limit]
+
+    def count(self, key: AnyKey) -> int:
+        value = self.get(key)
+        return 0 if value is None else schema.int_of(value)
+
+    def notify(self, topic: str) -> None:
+        self.topics.add(topic)
+
+    def _fetch(self, key: bytes) -> bytes | None:
+        return self.base.get(key)
+
+    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        return self.base.scan(lo, hi, limit, reverse)
+
+
+class ClientTxn(Overlay):
+    """A transaction at the caller: reads are recorded, operations deferred."""
+
+    def __init__(
+        self, base: Base, *, snapshot: int, generation: int, now: Callable[[], int]
+    ) -> None:
+        super().__init__(base)
+        self.snapshot = snapshot
+        self.generation = generation
+        self._now = now
+        self.reads: set[bytes] = set()
+        self.ranges: list[tuple[bytes, bytes]] = []
+        self.guards: list[Guard] = []
+        self.appends: list[tuple[bytes, bytes]] = []
+        self.adds: dict[bytes, int] = {}
+        self.calls: list[tuple[Operation[Any, Any], tuple[Any, ...]]] = []
+        self.slots: list[Pending[Any]] = []
+        self.results: list[Pending[Any]] = []
+
+    @property
+    def now_ns(self) -> int:
+        return self._now()
+
+    @property
+    def writing(self) -> bool:
+        return bool(
+            self.writes or self.appends or self.adds or self.calls or self.guards or self.topics
+        )
+
+    def append(self, space: AnyKey, value: bytes) -> Pending[int]:
+        space = packed(space)
+        if len(space) + 9 > KEY_BYTES_MAX:
+            raise KeyTooLarge(bytes=len(space) + 9, bytes_max=KEY_BYTES_MAX, key=space[:64])
+        if len(value) > VALUE_BYTES_MAX:
+            raise ValueTooLarge(bytes=len(value), bytes_max=VALUE_BYTES_MAX, key=space[:64])
+        slot: Pending[int] = Pending()
+        self.appends.append((space, value))
+        self.slots.append(slot)
+        return slot
+
+    def add(self, key: AnyKey, n: int) -> None:
+        key = packed(key)
+        self.adds[key] = self.adds.get(key, 0) + n
+
+    def require_live(self, lease: Guarded) -> None:
+        self.guards.append(lease.guard)
+
+    def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
+        result: Pending[T] = Pending()
+        self.calls.append((operation, args))
+        self.results.append(result)
+        return result
+
+    def _fetch(self, key: bytes) -> bytes | None:
+        self.reads.add(key)
+        return self.base.get(key)
+
+    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        rows = self.base.scan(lo, hi, limit, reverse)
+        if limit is not None and len(rows) >= limit:
+            # Only what was seen can conflict: rows beyond the last one played no part.
+            if reverse:
+                lo = rows[-1][0]
+            else:
+                hi = rows[-1][0] + b"\x00"
+        self.ranges.append((lo, hi))
+        return rows
+
+
+class ApplyTxn(Overlay):
+    """A transaction at the commit: it sees the latest state and the exact store time."""
+
+    def __init__(self, base: Base, *, now_ns: int, generation: int) -> None:
+        super().__init__(base)
+        self.now_ns = now_ns
+        self.generation = generation
+
+    def append(self, space: AnyKey, value: bytes) -> Pending[int]:
+        space = packed(space)
+        seq = next_seq(self, space)
+        self.put(space + tuples.pack_int(seq), value)
+        return Pending[int]().fill(seq)
+
+    def add(self, key: AnyKey, n: int) -> None:
+        key = packed(key)
+        self.put(key, schema.int_bytes(self.count(key) + n))
+
+    def require_live(self, lease: Guarded) -> None:
+        check_guard(self, lease.guard, self.now_ns)
+
+    def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
+        return Pending[T]().fill(operation.fn(self, *args))
+
+
+def packed(key: AnyKey) -> bytes:
+    if type(key) is bytes:
+        return key
+    if type(key) is tuple:
+        return tuples.pack(key)
+    raise Invalid(what="key", why="a key is bytes or a tuple", found=type(key).__name__)
+
+
+def next_seq(txn: ApplyTxn, space: bytes) -> int:
+    counter = schema.sequence_key(space)
+    seq = txn.count(counter) + 1
+    txn.put(counter, schema.int_bytes(seq))
+    return seq
+
+
+def check_guard(base: Base | Overlay, guard: Guard, now_ns: int) -> None:
+    """The fence: raise unless this holder, this epoch, and still live by store time."""
+    fence = base.get(guard.fence_key)
+    if fence != guard.fence:
+        raise Fenced(resource=guard.resource, why="another grant followed")
+    expiry = base.get(guard.expiry_key)
+    if expiry is None or now_ns >= schema.int_of(expiry):
+        raise Fenced(resource=guard.resource, why="the lease expired")

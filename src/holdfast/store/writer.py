@@ -1,0 +1,350 @@
+"""The writer process of an embedded store: the one process that commits.
+
+Whoever holds the lock on `writer.lock` is the writer. It serves a Unix socket: transactions of all
+clients that arrive together share one durable commit. It runs no user code and only operations of
+this package. It leaves when it has had no client for a while; when it dies, the next client starts
+another. A client that reads nothing or sends half a frame delays nobody.
+
+On its standard output it says one line: `ready`, `held` (another is the writer), or `error` and
+the error as JSON.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import selectors
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.clock import SYSTEM, S
+from holdfast.config import COMMIT_TXNS_MAX, WriterLimits
+from holdfast.errors import HoldfastError, Invalid, StoreFull, to_wire
+from holdfast.store.engine import Answer, Engine, Request
+from holdfast.store.rows import LmdbBackend, check_length, prepare, touch_all
+from holdfast.store.wire import (
+    PROTOCOL,
+    Frames,
+    ToClient,
+    Welcome,
+    decode_hello,
+    decode_to_writer,
+    encode,
+    frame,
+)
+
+LOCK = "writer.lock"
+SOCKET = "writer.sock"
+_RECV_BYTES = 1 << 20
+
+
+class Arguments(msgspec.Struct):
+    path: str
+    bootstrap: bool
+    linger_s: float
+    backlog_bytes: int
+    reader_check_s: float
+
+
+class Connection:
+    __slots__ = ("answers", "frames", "greeted", "out", "sock", "topics", "watched")
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.frames = Frames()
+        self.greeted = False
+        self.out = bytearray()
+        self.answers: list[Answer] = []
+        self.topics: dict[str, int] = {}
+        self.watched: set[str] = set()
+
+
+class Writer:
+    def __init__(
+        self, path: Path, backend: LmdbBackend, engine: Engine, limits: WriterLimits
+    ) -> None:
+        self._path = path
+        self._backend = backend
+        self._engine = engine
+        self._limits = limits
+        self._selector = selectors.DefaultSelector()
+        self._connections: set[Connection] = set()
+        self._watchers: dict[str, set[Connection]] = {}
+        self._work: list[tuple[Connection, Request]] = []
+        self._born_commit_no = engine.commit_no
+        self._stopping = False
+        self._listener = listen(path)
+        self._selector.register(self._listener, selectors.EVENT_READ, None)
+
+    def stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def serve(self) -> None:
+        alone_since_ns = SYSTEM.mono_ns()
+        checked_ns, checked_no = 0, -1
+        while not self._stopping:
+            for key, mask in self._selector.select(
+                0 if self._work else self._limits.reader_check_s
+            ):
+                connection: Connection | None = key.data
+                if connection is None:
+                    self._accept()
+                elif mask & selectors.EVENT_READ:
+                    self._receive(connection)
+                else:
+                    self._send(connection)
+            if self._work:
+                self._commit()
+            now_ns = SYSTEM.mono_ns()
+            if self._connections:
+                alone_since_ns = now_ns
+            elif now_ns - alone_since_ns > self._limits.linger_s * S:
+                return
+            if (
+                now_ns - checked_ns > self._limits.reader_check_s * S
+                and checked_no != self._engine.commit_no
+            ):
+                self._backend.env.reader_check()
+                checked_ns, checked_no = now_ns, self._engine.commit_no
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            (self._path / SOCKET).unlink()
+        self._listener.close()
+        for connection in self._connections:
+            connection.sock.close()
+        self._backend.close()
+
+    # -- commit --------------------------------------------------------------------------------
+
+    def _commit(self) -> None:
+        batch, self._work = self._work[:COMMIT_TXNS_MAX], self._work[COMMIT_TXNS_MAX:]
+        touched: set[Connection] = set()
+        try:
+            answers = self._engine.commit([request for _, request in batch])
+        except StoreFull as error:
+            answers = [Answer(request.no, to_wire(error)) for _, request in batch]
+        else:
+            for topic in self._engine.rung:
+                for connection in self._watchers.get(topic, ()):
+                    connection.topics[topic] = self._engine.commit_no
+                    touched.add(connection)
+        for (connection, _), answer in zip(batch, answers, strict=True):
+            connection.answers.append(answer)
+            touched.add(connection)
+        for connection in touched:
+            if connection in self._connections:
+                self._reply(connection)
+
+    # -- connections ---------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            sock, _ = self._listener.accept()
+            sock.setblocking(False)
+            connection = Connection(sock)
+            self._connections.add(connection)
+            self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _receive(self, connection: Connection) -> None:
+        try:
+            data = connection.sock.recv(_RECV_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop(connection)
+            return
+        try:
+            for body in connection.frames.feed(data):
+                if connection.greeted:
+                    self._take(connection, body)
+                else:
+                    self._greet(connection, body)
+        except (msgspec.MsgspecError, Invalid) as error:
+            # A peer that breaks the protocol is not one of ours: hang up, keep serving.
+            print(f"dropped a client: {error}", file=sys.stderr, flush=True)
+            self._drop(connection)
+
+    def _take(self, connection: Connection, body: bytes) -> None:
+        message = decode_to_writer(body)
+        for request in message.requests:
+            self._work.append((connection, request))
+        if message.watch:
+            for topic in message.watch:
+                connection.watched.add(topic)
+                self._watchers.setdefault(topic, set()).add(connection)
+                # After a take-over nobody knows when it rang last: say now, they will look again.
+                connection.topics[topic] = self._engine.topics.get(topic, self._born_commit_no)
+            self._reply(connection)
+
+    def _greet(self, connection: Connection, body: bytes) -> None:
+        hello = decode_hello(body)
+        error = None
+        if (hello.protocol, hello.version) != (PROTOCOL, __version__):
+            error = to_wire(Invalid(what="version", running=__version__, yours=hello.version))
+        connection.greeted = True
+        welcome = Welcome(
+            self._engine.store_id,
+            self._engine.generation,
+            self._engine.commit_no,
+            self._engine.anchor.offset_ns,
+            self._engine.anchor.boot_id,
+            os.getpid(),
+            os.stat(self._path / "data.mdb").st_ino,
+            error,
+        )
+        connection.out += frame(encode(welcome))
+        self._send(connection)
+
+    def _reply(self, connection: Connection) -> None:
+        body = encode(ToClient(connection.answers, connection.topics))
+        connection.answers, connection.topics = [], {}
+        data = frame(body)
+        if not connection.out:
+            try:
+                sent = connection.sock.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._drop(connection)
+                return
+            if sent == len(data):
+                return
+            data = data[sent:]
+        connection.out += data
+        if len(connection.out) > self._limits.backlog_bytes:
+            self._drop(connection)
+            return
+        self._watch_writable(connection)
+
+    def _send(self, connection: Connection) -> None:
+        try:
+            sent = connection.sock.send(connection.out)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._drop(connection)
+            return
+        del connection.out[:sent]
+        self._watch_writable(connection)
+
+    def _watch_writable(self, connection: Connection) -> None:
+        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
+        if self._selector.get_key(connection.sock).events != events:
+            self._selector.modify(connection.sock, events, connection)
+
+    def _drop(self, connection: Connection) -> None:
+        if connection not in self._connections:
+            return
+        self._connections.discard(connection)
+        for topic in connection.watched:
+            watchers = self._watchers[topic]
+            watchers.discard(connection)
+            if not watchers:
+                del self._watchers[topic]
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+
+
+def listen(path: Path) -> socket.socket:
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(FileNotFoundError):
+        (path / SOCKET).unlink()
+    with directory_of(path) as directory:
+        listener.bind(f"{directory}/{SOCKET}")
+    os.chmod(path / SOCKET, 0o600)
+    listener.listen(1024)
+    listener.setblocking(False)
+    return listener
+
+
+@contextlib.contextmanager
+def directory_of(path: Path) -> Any:
+    """A short name for the directory: a socket's path has 108 bytes at most."""
+    if len(os.fsencode(path)) < 90 or not os.path.isdir("/proc/self/fd"):
+        yield str(path)
+        return
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{fd}"
+    finally:
+        os.close(fd)
+
+
+def take_lock(path: Path) -> int | None:
+    """The writer's lock, or None when another process has it."""
+    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd
+
+
+def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, Engine]:
+    """The rows and the engine of a directory. The caller holds the lock."""
+    backend = LmdbBackend(path, readonly=False)
+    try:
+        if not check_length(backend):
+            touch_all(backend)
+        return backend, Engine(backend, SYSTEM, bootstrap=bootstrap)
+    except BaseException:
+        backend.close()
+        raise
+
+
+def main(argv: list[str]) -> int:
+    arguments = msgspec.json.decode(argv[0], type=Arguments)
+    path = Path(arguments.path)
+    limits = WriterLimits(
+        linger_s=arguments.linger_s,
+        backlog_bytes=arguments.backlog_bytes,
+        reader_check_s=arguments.reader_check_s,
+    )
+    try:
+        prepare(path)
+        try:
+            lock = take_lock(path)
+        except OSError as error:
+            from holdfast.store.rows import storage_error
+
+            raise storage_error(error, path) from None
+        if lock is None:
+            say("held")
+            return 0
+        backend, engine = open_engine(path, bootstrap=arguments.bootstrap)
+        writer = Writer(path, backend, engine, limits)
+    except HoldfastError as error:
+        say("error " + msgspec.json.encode(to_wire(error)).decode())
+        return 1
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, writer.stop)
+    say("ready")
+    try:
+        writer.serve()
+    finally:
+        writer.close()
+    return 0
+
+
+def say(line: str) -> None:
+    # Whoever started us may be gone already.
+    with contextlib.suppress(OSError):
+        os.write(1, line.encode() + b"\n")
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

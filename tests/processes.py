@@ -1,0 +1,334 @@
+"""Real processes for tests: spawn, wait for the ready line, kill, stop, continue, reap.
+
+    with Proc.spawn([sys.executable, "-m", "tests.process.worker"]) as worker:
+        worker.expect("claimed 7")
+        worker.kill()
+
+- A process starts in a session of its own, so its descendants share its group, and it carries a tag
+  in its environment, so a descendant that left the session is still found.
+- Leaving the `with` block kills whatever is left of it and fails unless all of it is gone.
+- Nothing sleeps to wait: one thread watches the output and, through a pidfd, the exit; a stop is
+  awaited by the kernel's report of it. An exit is told only after all that the process wrote.
+- The dead leader stays a zombie until the block ends. Its pid, and so its group id, cannot be given
+  to a stranger in the meantime.
+
+Linux only, like the fault injection that uses it.
+"""
+
+import contextlib
+import os
+import re
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from uuid import uuid4
+
+ROOT = Path(__file__).resolve().parent.parent
+TAG = "HOLDFAST_TEST_PROC"
+
+TIMEOUT_S = 30.0
+REAP_TIMEOUT_S = 10.0
+READ_BYTES = 65536
+DRAIN_READS_MAX = 64  # a full pipe is read in fewer; a descendant may write for ever
+TAIL_LINES = 30
+
+
+class ProcFailed(AssertionError):
+    """The process did not do what the test waits for; the text holds its output."""
+
+
+class Proc:
+    """One process and its group. `lines` is its stdout so far, `errors` its stderr."""
+
+    def __init__(
+        self,
+        args: Sequence[str],
+        *,
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.args = list(args)
+        self.lines: list[str] = []
+        self.errors: list[str] = []
+        self._token = uuid4().hex
+        self._seen = 0  # lines that `expect` has passed
+        self._exit_code: int | None = None
+        self._changed = threading.Condition()
+        self._popen = subprocess.Popen(
+            self.args,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **(env or {}), TAG: self._tags()},
+            cwd=cwd,
+            start_new_session=True,
+        )
+        self.pid = self._popen.pid
+        self._pidfd = os.pidfd_open(self.pid)
+        self._closing, self._close = os.pipe()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
+        self._watcher.start()
+
+    @classmethod
+    def spawn(
+        cls,
+        args: Sequence[str],
+        *,
+        ready: str | None = "ready",
+        env: Mapping[str, str] | None = None,
+        cwd: str | os.PathLike[str] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> Self:
+        """Start `args` and return once it printed a line that begins with the word `ready`.
+
+        `env` is added to this process's environment. With `ready=None` it returns at once.
+        """
+        proc = cls(args, env=env, cwd=cwd)
+        if ready is not None:
+            try:
+                proc._await_line(re.compile(re.escape(ready) + r"(?!\w)").match, ready, timeout_s)
+            except BaseException:
+                proc.close()
+                raise
+        return proc
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- signals ----------------------------------------------------------------------------
+
+    def kill(self) -> int:
+        """SIGKILL this process, not its descendants, and wait until it is dead."""
+        self._signal(signal.SIGKILL)
+        return self.wait()
+
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def stop(self) -> None:
+        """SIGSTOP, and return once it stands still."""
+        self._signal(signal.SIGSTOP)
+        self._await_report(os.WSTOPPED)
+
+    def cont(self) -> None:
+        """SIGCONT a process that `stop` stopped, and return once it runs again."""
+        self._signal(signal.SIGCONT)
+        self._await_report(os.WCONTINUED)
+
+    def send(self, line: str) -> None:
+        """Write a line to its stdin."""
+        assert self._popen.stdin
+        self._popen.stdin.write(f"{line}\n".encode())
+
+    # --- waiting ----------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        """False once it has exited; a stopped process is still running."""
+        return not select.select([self._pidfd], [], [], 0)[0]
+
+    def wait(self, timeout_s: float = TIMEOUT_S) -> int:
+        """Its exit code, negative for a signal; all it wrote is in `lines` and `errors`."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._exit_code is not None, timeout_s):
+                raise self._failure(f"still runs after {timeout_s} s")
+        assert self._exit_code is not None
+        return self._exit_code
+
+    def expect(self, text: str, timeout_s: float = TIMEOUT_S) -> str:
+        """The next stdout line that contains `text`, after the one found last."""
+        return self._await_line(lambda line: text in line, text, timeout_s)
+
+    # --- the group --------------------------------------------------------------------------
+
+    def survivors(self) -> list[int]:
+        """Live descendants: of its group, of its session, or carrying its tag."""
+        return [pid for pid in _live_pids() if pid != self.pid and self._owns(pid)]
+
+    def close(self) -> None:
+        """Kill and reap all of it; fail if something of it is still alive after that."""
+        if self._popen.returncode is not None:
+            return
+        deadline = time.monotonic() + REAP_TIMEOUT_S
+        self._signal(signal.SIGKILL)
+        while left := self.survivors():
+            for pid in left:
+                _kill_and_await(pid)
+            if time.monotonic() > deadline:
+                break
+        self.wait(TIMEOUT_S)
+        self._popen.wait()
+        os.close(self._close)
+        self._watcher.join()
+        for stream in (self._popen.stdin, self._popen.stdout, self._popen.stderr):
+            assert stream
+            stream.close()
+        os.close(self._closing)
+        os.close(self._pidfd)
+        if left:
+            raise self._failure(f"left processes behind: {left}")
+
+    def _owns(self, pid: int) -> bool:
+        try:
+            # The command name may hold spaces and brackets: fields count from its last bracket.
+            stat = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+            if self.pid in (int(stat[2]), int(stat[3])):
+                return True
+            environ = Path(f"/proc/{pid}/environ").read_bytes()
+        except OSError:  # gone, or another user's
+            return False
+        return self._token.encode() in environ
+
+    def _tags(self) -> str:
+        """Its own tag after those of the processes above, which own it too."""
+        return ":".join(filter(None, (os.environ.get(TAG), self._token)))
+
+    # --- plumbing ---------------------------------------------------------------------------
+
+    def _signal(self, number: signal.Signals) -> None:
+        # The zombie is reaped only by `close`, so the pid is ours whether it lives or not.
+        if self._popen.returncode is None:
+            os.kill(self.pid, number)
+
+    def _await_report(self, event: int) -> None:
+        """Wait for the kernel to report a stop or a continue; an exit ends the wait too."""
+        report = os.waitid(os.P_PID, self.pid, event | os.WEXITED | os.WNOWAIT)
+        if report is not None and report.si_code in (os.CLD_STOPPED, os.CLD_CONTINUED):
+            os.waitid(os.P_PID, self.pid, event | os.WNOHANG)  # take the report
+
+    def _watch(self) -> None:
+        """The watcher's thread: collect lines, then the exit, then lines of descendants."""
+        assert self._popen.stdout
+        assert self._popen.stderr
+        streams = {
+            self._popen.stdout.fileno(): _Lines(self.lines),
+            self._popen.stderr.fileno(): _Lines(self.errors),
+        }
+        untold = False  # it has exited, and what it wrote before is still being read
+        reads_left = DRAIN_READS_MAX
+        with selectors.DefaultSelector() as selector:
+            for fd in (*streams, self._pidfd, self._closing):
+                selector.register(fd, selectors.EVENT_READ)
+            while True:
+                ready = {key.fd for key, _ in selector.select(0 if untold else None)}
+                readable = ready & streams.keys()
+                for fd in readable:
+                    data = os.read(fd, READ_BYTES)
+                    if not data:
+                        selector.unregister(fd)
+                    with self._changed:
+                        streams[fd].feed(data)
+                        self._changed.notify_all()
+                if untold:
+                    reads_left -= 1
+                    if not readable or not reads_left:
+                        self._tell_exit()
+                        untold = False
+                elif self._pidfd in ready:
+                    selector.unregister(self._pidfd)
+                    untold = True
+                elif self._closing in ready:
+                    return
+
+    def _tell_exit(self) -> None:
+        report = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        assert report is not None
+        with self._changed:
+            exited = report.si_code == os.CLD_EXITED
+            self._exit_code = report.si_status if exited else -report.si_status
+            self._changed.notify_all()
+
+    def _await_line(self, matches: Callable[[str], object], text: str, timeout_s: float) -> str:
+        deadline = time.monotonic() + timeout_s
+        with self._changed:
+            while True:
+                while self._seen < len(self.lines):
+                    self._seen += 1
+                    if matches(self.lines[self._seen - 1]):
+                        return self.lines[self._seen - 1]
+                if self._exit_code is not None:
+                    raise self._failure(f"printed no {text!r} before it ended")
+                if not self._changed.wait(deadline - time.monotonic()):
+                    raise self._failure(f"printed no {text!r} in {timeout_s} s")
+
+    def _failure(self, what: str) -> ProcFailed:
+        state = "running" if self._exit_code is None else f"exit code {self._exit_code}"
+        out, err = ("\n".join(lines[-TAIL_LINES:]) for lines in (self.lines, self.errors))
+        command = " ".join(self.args)
+        return ProcFailed(
+            f"{what}: pid {self.pid} ({state}) of {command}\n--- stdout\n{out}\n--- stderr\n{err}"
+        )
+
+
+class _Lines:
+    """Splits what arrives into lines; the unfinished last one counts when the stream ends."""
+
+    def __init__(self, into: list[str]) -> None:
+        self._into = into
+        self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        if not data and self._rest:
+            whole, self._rest = [self._rest], b""
+        self._into += (line.decode("utf-8", "replace") for line in whole)
+
+
+def python_proc(
+    module_or_code: str,
+    *args: str,
+    ready: str | None = "ready",
+    env: Mapping[str, str] | None = None,
+    cwd: str | os.PathLike[str] | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Proc:
+    """Spawn this Python on a dotted module name, or on code (anything that is no such name)."""
+    if re.fullmatch(r"\w+(\.\w+)*", module_or_code):
+        what = ["-m", module_or_code]
+    else:
+        what = ["-c", textwrap.dedent(module_or_code)]
+    command = [sys.executable, *what, *args]
+    return Proc.spawn(command, ready=ready, env=env, cwd=cwd or ROOT, timeout_s=timeout_s)
+
+
+def _live_pids() -> list[int]:
+    """Every process that is not a zombie: one that nobody reaps holds nothing any more."""
+    live = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            with contextlib.suppress(OSError):
+                stat = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
+                if stat[0] not in (b"Z", b"X"):
+                    live.append(int(entry))
+    return live
+
+
+def _kill_and_await(pid: int) -> None:
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        select.select([pidfd], [], [], REAP_TIMEOUT_S)
+    finally:
+        os.close(pidfd)

