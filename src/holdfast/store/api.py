@@ -158,12 +158,15 @@ class Operation(Generic[P, T]):
         self.name = f"{fn.__module__}:{fn.__qualname__}"
         self.__doc__ = fn.__doc__
         self.__name__ = fn.__name__
+        assert not fn.__code__.co_kwonlyargcount, "an operation's arguments travel by position"
+        self._arity = fn.__code__.co_argcount - 1
         self._signature: inspect.Signature | None = None
         self._args: msgspec.msgpack.Decoder[Any] | None = None
         self._result: msgspec.msgpack.Decoder[Any] | None = None
 
     def __call__(self, txn: Txn, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
-        return txn.call(self, *(self.positional(args, kwargs) if kwargs else args))
+        whole = not kwargs and len(args) == self._arity
+        return txn.call(self, *(args if whole else self.positional(args, kwargs)))
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         if self._signature is None:

@@ -159,8 +159,6 @@ class Engine:
             for request in requests:
                 try:
                     answer = self._apply(txn, request, written, now_ns, commit_no)
-                except StoreError:
-                    raise
                 except HoldfastError as error:
                     answer = Answer(request.no, to_wire(error))
                 else:
@@ -175,12 +173,11 @@ class Engine:
             topics.update(written.topics)
             row = codec.pack([commit_no, txn.id, now_ns, [client for client, _ in done], kept])
             slot = schema.OUTCOME + tuples.pack_int(commit_no % OUTCOMES_KEPT)
-            txn.put_many([(slot, row)])
-        except HoldfastError:
-            txn.abort()
-            raise
+            _write(txn, [(slot, row)], [])
         except Exception as error:
             txn.abort()
+            if isinstance(error, _Unwritable) and isinstance(error.error, StoreError):
+                raise error.error from None
             if len(requests) > 1:
                 return None
             refused = Invalid(what="transaction", why=f"{type(error).__name__}: {error}")
@@ -204,12 +201,9 @@ class Engine:
             check_guard(txn, guard, now_ns)
         if request.calls or request.appends or request.adds:
             return self._execute(txn, request, written, now_ns, commit_no)
-        if request.puts:
-            written.keys.update(request.puts)
-            txn.put_many(request.puts.items())
-        for key in request.deletes:
-            written.keys.add(key)
-            txn.delete(key)
+        _write(txn, request.puts.items(), request.deletes)
+        written.keys.update(request.puts)
+        written.keys.update(request.deletes)
         return Answer(request.no, None, commit_no)
 
     def _execute(
@@ -229,13 +223,11 @@ class Engine:
             except msgspec.MsgspecError as error:
                 raise Invalid(what="operation", name=name, why=str(error)) from None
             results.append(msgspec.Raw(codec.pack(called.fn(apply, *arguments))))
-        puts = []
-        for key, value in apply.writes.items():
-            if value is None:
-                txn.delete(key)
-            else:
-                puts.append((key, value))
-        txn.put_many(puts)
+        _write(
+            txn,
+            [(key, value) for key, value in apply.writes.items() if value is not None],
+            [key for key, value in apply.writes.items() if value is None],
+        )
         written.keys.update(apply.writes)
         written.topics.update(apply.topics)
         return Answer(request.no, None, commit_no, seqs, results)
@@ -332,6 +324,23 @@ class Engine:
             self._last_ns = max(self._last_ns, at_ns)
         if self.commit_no > len(loaded):
             self._forgotten_id = loaded[0][1] - 1
+
+
+class _Unwritable(Exception):
+    """The backend took only part of the writes: the whole batch is void."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__(str(error))
+        self.error = error
+
+
+def _write(txn: WriteTxn, puts: Iterable[Row], deletes: Iterable[bytes]) -> None:
+    try:
+        txn.put_many(puts)
+        for key in deletes:
+            txn.delete(key)
+    except HoldfastError as error:
+        raise _Unwritable(error) from None
 
 
 class _Written:

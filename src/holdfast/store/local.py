@@ -1,6 +1,6 @@
 """A store whose engine runs in this process: `memory:`, and LMDB without a writer process.
 
-One thread at a time runs a transaction, so nothing ever conflicts. The simulator and the tests
+One thread at a time runs a transaction, so threads never conflict. The simulator and the tests
 use it; programs that share a directory use `LmdbStore`, which has a process for the engine.
 """
 
@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.clock import Clock, S
-from holdfast.errors import Invalid, StoreClosed
+from holdfast.config import TRANSACT_TRIES_MAX
+from holdfast.errors import Conflict, Invalid, StoreClosed
 from holdfast.store.api import settled
 from holdfast.store.engine import Backend, Engine
 from holdfast.store.future import Completions, Submitted
@@ -40,13 +41,18 @@ class LocalStore:
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:
-            txn, result = self._run(fn, args, kwargs)
-            if txn.writing:
+            for _ in range(TRANSACT_TRIES_MAX):
+                txn, result = self._run(fn, args, kwargs)
+                if not txn.writing:
+                    return settled(result)
                 self._no += 1
                 [answer] = self.engine.commit([request_of(txn, self._no, self._client)])
-                fill(txn, answer)
                 self._rung.notify_all()
-            return settled(result)
+                # Only a commit that fn itself made meanwhile can conflict here.
+                if answer.error is None or answer.error[0] != Conflict.code:
+                    fill(txn, answer)
+                    return settled(result)
+            raise Conflict(tries=TRANSACT_TRIES_MAX, why="the function itself commits what it reads")
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:

@@ -69,14 +69,17 @@ def after(prefix: bytes) -> bytes:
 
 
 def _encode(element: Element) -> bytes:
-    kind = type(element)
-    if kind is int:
-        return pack_int(element)  # type: ignore[arg-type]
-    if kind is str:
-        return b"\x02" + element.encode().replace(b"\x00", b"\x00\xff") + b"\x00"  # type: ignore[union-attr]
-    if kind is bytes:
-        return b"\x01" + element.replace(b"\x00", b"\x00\xff") + b"\x00"  # type: ignore
-    raise Invalid(what="key", why="elements are bytes, str or int", found=kind.__name__)
+    if type(element) is int:
+        return pack_int(element)
+    if type(element) is str:
+        try:
+            raw = element.encode()
+        except UnicodeEncodeError:
+            raise Invalid(what="key", why="text that is not UTF-8", found=element) from None
+        return b"\x02" + raw.replace(b"\x00", b"\x00\xff") + b"\x00"
+    if type(element) is bytes:
+        return b"\x01" + element.replace(b"\x00", b"\x00\xff") + b"\x00"
+    raise Invalid(what="key", why="elements are bytes, str or int", found=type(element).__name__)
 
 
 def _decode(data: bytes, at: int) -> tuple[Element, int]:
@@ -91,7 +94,10 @@ def _decode(data: bytes, at: int) -> tuple[Element, int]:
                 break
             end += 2
         raw = data[at + 1 : end].replace(b"\x00\xff", b"\x00")
-        return (raw if code == 1 else raw.decode()), end + 1
+        try:
+            return (raw if code == 1 else raw.decode()), end + 1
+        except UnicodeDecodeError:
+            raise Invalid(what="key", why="text that is not UTF-8", offset=at) from None
     size = code - _ZERO
     if -8 <= size <= 8:
         end = at + 1 + abs(size)

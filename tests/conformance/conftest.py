@@ -1,0 +1,56 @@
+"""One suite, run on every store. A new store joins by adding its name here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast.store
+from holdfast.clock import SYSTEM
+from holdfast.config import WriterLimits
+from holdfast.store.api import Store
+from holdfast.store.local import LocalStore
+from holdfast.store.rows import LmdbBackend
+
+STORES = ("memory", "lmdb-local", "lmdb")
+
+
+@pytest.fixture(params=STORES)
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with open_store(request.param, tmp_path) as opened:
+        yield opened
+
+
+@pytest.fixture(params=["lmdb-local", "lmdb"])
+def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """A durable store that can be closed and opened again."""
+    opened: list[Store] = []
+
+    def again() -> Store:
+        if opened:
+            opened[-1].close()
+        opened.append(open_store(request.param, tmp_path))
+        return opened[-1]
+
+    yield again
+    opened[-1].close()
+
+
+def open_store(kind: str, path: Path) -> Store:
+    if kind == "memory":
+        return holdfast.store.open("memory:")
+    if kind == "lmdb":
+        return holdfast.store.open(path / "data", limits=WriterLimits(linger_s=0.2))
+    (path / "local").mkdir(exist_ok=True)
+    backend = LmdbBackend(path / "local", readonly=False)
+    store = LocalStore(f"lmdb:{path}", backend, SYSTEM)
+    close = store.close
+
+    def close_all() -> None:
+        close()
+        backend.close()
+
+    store.close = close_all  # type: ignore[method-assign]
+    return store
