@@ -14,46 +14,34 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import select
-import signal
 import socket
 import struct
-import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-import msgspec
-
-from holdfast import __version__
-from holdfast.clock import MS, SYSTEM, S
+from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
     StoreClosed,
-    StoreCorrupt,
     StoreReplaced,
-    WriterLost,
     from_wire,
     to_wire,
 )
 from holdfast.store.engine import Answer, Request
 from holdfast.store.future import Completions
+from holdfast.store.reach import is_stopped, kill_exactly, peer_of, reach, reap_children
 from holdfast.store.wire import (
-    PROTOCOL,
     Frames,
-    Hello,
     Welcome,
     decode_to_client,
-    decode_welcome,
     encode,
     frame,
 )
-from holdfast.store.writer import SOCKET, directory_of
 
 _RECV_BYTES = 1 << 18
 # How often a reader that waits looks up, in case the writer is stuck.
@@ -288,7 +276,7 @@ class Link:
         with self._reading:
             self._fail_all(StoreClosed(path=str(self._path)))
             self._sock.close()
-        _reap_children()
+        reap_children()
 
     def _fail_all(self, error: HoldfastError) -> None:
         for no in list(self._pending):
@@ -321,52 +309,8 @@ class Link:
         self._flush()
 
     def _connect(self) -> None:
-        deadline_ns = SYSTEM.mono_ns() + int(self._limits.connect_s * S)
-        pause_s = 0.002
-        silent_ns = 0
-        trouble = "no writer answered"
-        while SYSTEM.mono_ns() < deadline_ns:
-            try:
-                sock = dial(self._path)
-            except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
-                if self._spawn() == "held":
-                    # Another process starts one right now, or one is on its way out.
-                    SYSTEM.sleep(pause_s)
-                    pause_s = min(pause_s * 1.5, 0.05)
-                continue
-            except OSError as error:
-                trouble = str(error)
-                SYSTEM.sleep(pause_s)
-                continue
-            try:
-                welcome = self._greet(sock)
-            except TimeoutError:
-                trouble = "the writer does not answer"
-                silent_ns += int(self._limits.stopped_s * S)
-                pid, born = peer_of(sock)
-                if is_stopped(pid) or silent_ns > self._limits.hung_s * S:
-                    kill_exactly(pid, born)
-                sock.close()
-                continue
-            except OSError as error:
-                trouble = str(error)
-                sock.close()
-                SYSTEM.sleep(pause_s)
-                continue
-            self._adopt(sock, welcome)
-            return
-        raise WriterLost(path=str(self._path), why=trouble)
-
-    def _greet(self, sock: socket.socket) -> Welcome:
-        sock.settimeout(self._limits.stopped_s)
-        sock.sendall(frame(encode(Hello(PROTOCOL, os.getpid(), __version__))))
-        frames = Frames()
-        while True:
-            data = sock.recv(65536)
-            if not data:
-                raise ConnectionResetError("the writer hung up")
-            for body in frames.feed(data):
-                return decode_welcome(body)
+        sock, welcome = reach(self._path, bootstrap=self._bootstrap, limits=self._limits)
+        self._adopt(sock, welcome)
 
     def _adopt(self, sock: socket.socket, welcome: Welcome) -> None:
         if welcome.error is not None:
@@ -389,39 +333,6 @@ class Link:
         self._poll.register(sock, select.POLLIN)
         self.welcome = welcome
 
-    def _spawn(self) -> str:
-        """Start a writer; answers `ready` or `held`, or raises what keeps it from starting."""
-        _reap_children()
-        arguments = msgspec.json.encode(
-            {
-                "path": str(self._path),
-                "bootstrap": self._bootstrap,
-                "linger_s": self._limits.linger_s,
-                "backlog_bytes": self._limits.backlog_bytes,
-                "reader_check_s": self._limits.reader_check_s,
-            }
-        ).decode()
-        source = str(Path(__file__).resolve().parents[2])
-        child = subprocess.Popen(
-            [sys.executable, "-c", _BOOT, source, arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=_log_file(self._path),
-            start_new_session=True,
-        )
-        _children.append(child)
-        assert child.stdout is not None
-        with child.stdout as out:
-            line = out.readline().decode().strip()
-        if line in ("ready", "held"):
-            return line
-        if line.startswith("error "):
-            raise from_wire(msgspec.json.decode(line[6:]))
-        code = child.wait()
-        if code == -signal.SIGBUS or code == -signal.SIGSEGV:
-            raise StoreCorrupt(path=str(self._path), why="the file is cut off or damaged")
-        raise WriterLost(path=str(self._path), why=f"the writer ended with code {code}")
-
     def _replace_if_stuck(self) -> None:
         """Kill a writer that owes an answer for too long; the next read finds it gone."""
         oldest = min(
@@ -433,70 +344,3 @@ class Link:
         stopped = owed_ns > self._limits.stopped_s * S and is_stopped(self._pid)
         if stopped or owed_ns > self._limits.hung_s * S:
             kill_exactly(self._pid, self._born)
-
-
-def dial(path: Path) -> socket.socket:
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        with directory_of(path) as directory:
-            sock.connect(f"{directory}/{SOCKET}")
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def peer_of(sock: socket.socket) -> tuple[int, str]:
-    """Pid and start time of the process at the other end."""
-    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-    pid: int = struct.unpack("3i", raw)[0]
-    return pid, _stat(pid)[1]
-
-
-def is_stopped(pid: int) -> bool:
-    return _stat(pid)[0] in ("T", "t")
-
-
-def kill_exactly(pid: int, born: str) -> None:
-    """Kill this process, not another one that was given its number."""
-    if born and _stat(pid)[1] == born:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
-        # A killed process holds its locks until it is gone.
-        deadline_ns = SYSTEM.mono_ns() + 100 * MS
-        while _stat(pid)[0] not in ("", "Z", "X") and SYSTEM.mono_ns() < deadline_ns:
-            SYSTEM.sleep(0.001)
-
-
-def _stat(pid: int) -> tuple[str, str]:
-    """State letter and start time of a process, or empty texts."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return "", ""
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], fields[19]
-
-
-def _log_file(path: Path) -> int:
-    """Where the writer's own trouble goes: never into the pipes of whoever started it."""
-    try:
-        fd = os.open(
-            path / "writer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
-    except OSError:
-        return subprocess.DEVNULL
-    if os.fstat(fd).st_size > 1 << 20:
-        os.ftruncate(fd, 0)
-    return fd
-
-
-def _reap_children() -> None:
-    _children[:] = [child for child in _children if child.poll() is None]
-
-
-_children: list[subprocess.Popen[bytes]] = []
-_BOOT = (
-    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
-    "from holdfast.store.writer import main; sys.exit(main(sys.argv[1:]))"
-)

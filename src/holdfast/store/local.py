@@ -52,7 +52,9 @@ class LocalStore:
                 if answer.error is None or answer.error[0] != Conflict.code:
                     fill(txn, answer)
                     return settled(result)
-            raise Conflict(tries=TRANSACT_TRIES_MAX, why="the function itself commits what it reads")
+            raise Conflict(
+                tries=TRANSACT_TRIES_MAX, why="the function itself commits what it reads"
+            )
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         with self._lock:

@@ -28,7 +28,7 @@ from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_TXNS_MAX, WriterLimits
 from holdfast.errors import HoldfastError, Invalid, StoreFull, to_wire
 from holdfast.store.engine import Answer, Engine, Request
-from holdfast.store.rows import LmdbBackend, check_length, prepare, touch_all
+from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
 from holdfast.store.wire import (
     PROTOCOL,
     Frames,
@@ -316,8 +316,6 @@ def main(argv: list[str]) -> int:
         try:
             lock = take_lock(path)
         except OSError as error:
-            from holdfast.store.rows import storage_error
-
             raise storage_error(error, path) from None
         if lock is None:
             say("held")

@@ -1,0 +1,171 @@
+"""Reaching the writer process: connect to it, start it when there is none, replace it when stuck.
+
+A process is identified by pid and start time, so that what is killed is the writer and never some
+other process that was given its number. A writer is spawned, not forked, in a session of its own:
+it outlives whoever started it, and no signal to a terminal reaches it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+
+from holdfast import __version__
+from holdfast.clock import MS, SYSTEM, S
+from holdfast.config import WriterLimits
+from holdfast.errors import StoreCorrupt, WriterLost, from_wire
+from holdfast.store.wire import PROTOCOL, Frames, Hello, Welcome, decode_welcome, encode, frame
+from holdfast.store.writer import SOCKET, Arguments, directory_of
+
+
+def reach(path: Path, *, bootstrap: bool, limits: WriterLimits) -> tuple[socket.socket, Welcome]:
+    """A connection to the directory's writer, who has said welcome."""
+    deadline_ns = SYSTEM.mono_ns() + int(limits.connect_s * S)
+    silent_ns = 0
+    pause_s = 0.002
+    trouble = "no writer answered"
+    while SYSTEM.mono_ns() < deadline_ns:
+        try:
+            sock = dial(path)
+        except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
+            if start_writer(path, bootstrap=bootstrap, limits=limits) == "held":
+                # Another process starts one right now, or one is on its way out.
+                SYSTEM.sleep(pause_s)
+                pause_s = min(pause_s * 1.5, 0.05)
+            continue
+        except OSError as error:
+            trouble = str(error)
+            SYSTEM.sleep(pause_s)
+            continue
+        try:
+            return sock, _greet(sock, limits.stopped_s)
+        except TimeoutError:
+            trouble = "the writer does not answer"
+            silent_ns += int(limits.stopped_s * S)
+            pid, born = peer_of(sock)
+            if is_stopped(pid) or silent_ns > limits.hung_s * S:
+                kill_exactly(pid, born)
+            sock.close()
+        except OSError as error:
+            trouble = str(error)
+            sock.close()
+            SYSTEM.sleep(pause_s)
+    raise WriterLost(path=str(path), why=trouble)
+
+
+def dial(path: Path) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with directory_of(path) as directory:
+            sock.connect(f"{directory}/{SOCKET}")
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _greet(sock: socket.socket, timeout_s: float) -> Welcome:
+    sock.settimeout(timeout_s)
+    sock.sendall(frame(encode(Hello(PROTOCOL, os.getpid(), __version__))))
+    frames = Frames()
+    while True:
+        data = sock.recv(65536)
+        if not data:
+            raise ConnectionResetError("the writer hung up")
+        for body in frames.feed(data):
+            return decode_welcome(body)
+
+
+def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
+    """Start a writer; answers `ready` or `held`, or raises what keeps it from starting."""
+    reap_children()
+    arguments = Arguments(
+        str(path), bootstrap, limits.linger_s, limits.backlog_bytes, limits.reader_check_s
+    )
+    source = str(Path(__file__).resolve().parents[2])
+    log = _log_file(path)
+    child = subprocess.Popen(
+        [sys.executable, "-c", _BOOT, source, msgspec.json.encode(arguments).decode()],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=log,
+        start_new_session=True,
+    )
+    if log >= 0:
+        os.close(log)
+    _children.append(child)
+    assert child.stdout is not None
+    with child.stdout as out:
+        line = out.readline().decode().strip()
+    if line in ("ready", "held"):
+        return line
+    if line.startswith("error "):
+        raise from_wire(msgspec.json.decode(line[6:]))
+    code = child.wait()
+    if code in (-signal.SIGBUS, -signal.SIGSEGV):
+        raise StoreCorrupt(path=str(path), why="the file is cut off or damaged")
+    raise WriterLost(path=str(path), why=f"the writer ended with code {code}, see writer.log")
+
+
+def peer_of(sock: socket.socket) -> tuple[int, str]:
+    """Pid and start time of the process at the other end."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid: int = struct.unpack("3i", raw)[0]
+    return pid, _stat(pid)[1]
+
+
+def is_stopped(pid: int) -> bool:
+    return _stat(pid)[0] in ("T", "t")
+
+
+def kill_exactly(pid: int, born: str) -> None:
+    """Kill this process, not another one that was given its number."""
+    if born and _stat(pid)[1] == born:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+        # A killed process holds its locks until it is gone.
+        deadline_ns = SYSTEM.mono_ns() + 100 * MS
+        while _stat(pid)[0] not in ("", "Z", "X") and SYSTEM.mono_ns() < deadline_ns:
+            SYSTEM.sleep(0.001)
+
+
+def _stat(pid: int) -> tuple[str, str]:
+    """State letter and start time of a process, or empty texts."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return "", ""
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], fields[19]
+
+
+def _log_file(path: Path) -> int:
+    """Where the writer's own trouble goes: never into the pipes of whoever started it."""
+    try:
+        fd = os.open(
+            path / "writer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
+        )
+    except OSError:
+        return subprocess.DEVNULL
+    if os.fstat(fd).st_size > 1 << 20:
+        os.ftruncate(fd, 0)
+    return fd
+
+
+def reap_children() -> None:
+    _children[:] = [child for child in _children if child.poll() is None]
+
+
+_children: list[subprocess.Popen[bytes]] = []
+_BOOT = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); "
+    "from holdfast.store.writer import main; sys.exit(main(sys.argv[1:]))"
+)
