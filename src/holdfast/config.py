@@ -24,14 +24,23 @@ QUEUE_PRIORITY_MAX = 1 << 31
 ERROR_CODE_CHARS_MAX = 100
 ERROR_TEXT_CHARS_MAX = 4000
 
+# What one event may emit; above it the reducer is wrong.
+EMISSIONS_MAX = 10_000
+# An inbox that is this deep takes no more events (receipts are always taken).
+INBOX_DEPTH_MAX = 1_000_000
+
 # LMDB reserves address space, not disk; the map is never resized.
 MAP_BYTES = 1 << 40
 READERS_MAX = 4096
 
-# A transaction is run again this often when others commit first; then it is a Conflict.
+# A transaction is run again this often when others commit first; then it is a Conflict. After the
+# first few, threads of a process take turns.
+TRANSACT_TRIES_FREE = 3
 TRANSACT_TRIES_MAX = 64
 # The writer answers a lost reply from the outcomes of this many last commits.
 OUTCOMES_KEPT = 8192
+# An answer larger than this is not kept: if it gets lost, its outcome is unknown.
+OUTCOME_BYTES_MAX = 16 * 1024
 # Snapshots are validated against this many recent commits, or keys, whichever is less.
 RING_COMMITS_MAX = 4096
 RING_KEYS_MAX = 500_000

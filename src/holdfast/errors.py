@@ -10,9 +10,12 @@
     ├── NotFound              it is not there
     ├── HeadMoved             re-read: the journal went on, what you computed is void
     ├── IllegalTransition     fix the code: the move is not in the table
+    ├── ReplayDiverged        fix the code: a journaled step comes out otherwise now
+    ├── NoReply               the handler answered nothing
     ├── Conflict              retry: somebody else committed first
     ├── Busy                  retry later: nothing is wrong
     │   ├── Held              wait: another holder's lease is live
+    │   ├── Overloaded        wait for the time it names: too much is waiting already
     │   ├── StoreBusy         another process has the store to itself
     │   └── WriterLost        the writer process went away and none came back yet
     ├── Timeout               it took longer than you allowed
@@ -105,6 +108,16 @@ class IllegalTransition(HoldfastError):
     code = "illegal_transition"
 
 
+class ReplayDiverged(HoldfastError):
+    code = "replay_diverged"
+    hint = "the world is parked; bring back code that repeats its journal, then resume it"
+
+
+class NoReply(HoldfastError):
+    code = "no_reply"
+    hint = "the handler of this event does not call cx.reply, or it failed"
+
+
 class Conflict(HoldfastError):
     code = "conflict"
     retryable = True
@@ -127,6 +140,11 @@ class StoreBusy(Busy):
 class WriterLost(Busy):
     code = "writer_lost"
     hint = "the store's writer process cannot be reached or started; see its stderr"
+
+
+class Overloaded(Busy):
+    code = "overloaded"
+    hint = "wait for retry_after_s and send again"
 
 
 class Timeout(HoldfastError):

@@ -258,8 +258,8 @@ def test_contending_operations_never_conflict(store: Store) -> None:
 
 
 class Lease:
-    def __init__(self, fence: bytes) -> None:
-        self.guard = Guard("r", b"fence", fence, b"expiry")
+    def __init__(self, fence: bytes, generation: int = 1) -> None:
+        self.guard = Guard("r", b"fence", fence, b"expiry", generation)
 
 
 def grant(txn: Txn, fence: bytes, ttl_ns: int) -> None:
@@ -293,6 +293,12 @@ def test_a_write_under_a_live_lease_goes_through(store: Store) -> None:
 
     store.transact(guarded)
     assert store.read(lambda txn: txn.get(("a",))) == b"x"
+
+
+def test_a_lease_of_another_generation_is_fenced(store: Store) -> None:
+    store.transact(grant, b"1", 10**12)
+    with pytest.raises(Fenced):
+        store.transact(lambda txn: txn.require_live(Lease(b"1", store.generation + 1)))
 
 
 def test_renewing_does_not_conflict_with_guarded_work(store: Store) -> None:

@@ -205,7 +205,8 @@ def test_a_matching_marker_goes_on() -> None:
 
 @pytest.mark.spec("001", "Schema-version guard", "any other marker refuses, nothing is written")
 @pytest.mark.parametrize(
-    "marker", [b"RSV0\x00\x00\x02\x00", b"RSV0\x01\x00\x01\x00", b"RSV1\x00\x00\x01\x00", b"", b"RSV0"]
+    "marker",
+    [b"RSV0\x00\x00\x02\x00", b"RSV0\x01\x00\x01\x00", b"RSV1\x00\x00\x01\x00", b"", b"RSV0"],
 )
 def test_any_other_marker_refuses(marker: bytes) -> None:
     backend = MemoryBackend()
@@ -240,3 +241,14 @@ def test_time_goes_on_over_a_take_over_and_a_reboot(backend: MemoryBackend) -> N
     assert Engine(backend, clock).now_ns() >= before_ns
     clock.reboot()
     assert Engine(backend, clock).now_ns() > before_ns
+
+
+def test_an_answer_too_large_to_keep_is_unknown_when_it_gets_lost(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "OUTCOME_BYTES_MAX", 10)
+    names = ["a" * 20]
+    call = [("holdfast.store.probe:twice", msgspec.Raw(codec.pack([1, names])))]
+    original = request(engine, 7, calls=call)
+    assert codes(engine.commit([original])) == [None]
+    assert codes(engine.commit([resent(original)])) == ["commit_unknown"]

@@ -40,12 +40,16 @@ Row = tuple[bytes, bytes]
 
 
 class Guard(msgspec.Struct, frozen=True, array_like=True):
-    """What `require_live` checks at commit: this fence stands, and its expiry has not come."""
+    """What `require_live` checks at commit: this fence stands, and its expiry has not come.
+
+    The generation counts too: a fence that was restored from a backup holds for nobody.
+    """
 
     resource: str
     fence_key: bytes
     fence: bytes
     expiry_key: bytes
+    generation: int
 
 
 class Guarded(Protocol):

@@ -23,7 +23,13 @@ import msgspec
 
 from holdfast import codec
 from holdfast.clock import Anchor, Clock, anchor
-from holdfast.config import OUTCOMES_KEPT, RING_COMMITS_MAX, RING_KEYS_MAX, TOPICS_MAX
+from holdfast.config import (
+    OUTCOME_BYTES_MAX,
+    OUTCOMES_KEPT,
+    RING_COMMITS_MAX,
+    RING_KEYS_MAX,
+    TOPICS_MAX,
+)
 from holdfast.errors import (
     CommitUnknown,
     Conflict,
@@ -164,7 +170,7 @@ class Engine:
                 else:
                     if answer.commit_no == commit_no:
                         done.append((request.client, request.no))
-                        kept.append(answer)
+                        kept.append(_keepable(answer))
                         topics.update(request.topics)
                 answers.append(answer)
             if not done:
@@ -198,7 +204,7 @@ class Engine:
                 raise CommitUnknown(txn_no=request.no)
         self._validate(request, written)
         for guard in request.guards:
-            check_guard(txn, guard, now_ns)
+            check_guard(txn, guard, now_ns, self.generation)
         if request.calls or request.appends or request.adds:
             return self._execute(txn, request, written, now_ns, commit_no)
         _write(txn, request.puts.items(), request.deletes)
@@ -324,6 +330,16 @@ class Engine:
             self._last_ns = max(self._last_ns, at_ns)
         if self.commit_no > len(loaded):
             self._forgotten_id = loaded[0][1] - 1
+
+
+def _keepable(answer: Answer) -> Answer:
+    """What a lost answer is replaced by: itself, unless that would take too much room."""
+    if sum(len(bytes(result)) for result in answer.results) <= OUTCOME_BYTES_MAX:
+        return answer
+    told = CommitUnknown(
+        txn_no=answer.no, why="it was committed, but its answer was too large to keep"
+    )
+    return Answer(answer.no, to_wire(told), answer.commit_no)
 
 
 class _Unwritable(Exception):

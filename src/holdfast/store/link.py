@@ -19,14 +19,15 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.clock import SYSTEM, S
-from holdfast.config import WriterLimits
+from holdfast.config import FRAME_BYTES_MAX, WriterLimits
 from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
+    Invalid,
     StoreClosed,
     StoreReplaced,
     from_wire,
@@ -150,7 +151,32 @@ class Link:
         now_ns = SYSTEM.mono_ns()
         for call in calls:
             call.sent_ns = now_ns
-        self._send(frame(encode([[call.request for call in calls]])))
+        self._send_calls(calls)
+
+    def _send_calls(self, calls: list[Call], watched: Sequence[str] = ()) -> None:
+        """Send in one frame, or in more; what fits into none is refused, and only that."""
+        trouble = ""
+        try:
+            body = encode([[call.request for call in calls], watched])
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            trouble = str(error)
+        else:
+            if len(body) <= FRAME_BYTES_MAX:
+                self._send(frame(body))
+                return
+        if len(calls) > 1:
+            half = len(calls) // 2
+            self._send_calls(calls[:half])
+            self._send_calls(calls[half:], watched)
+        elif calls:
+            [call] = calls
+            told = Invalid(
+                what="transaction", why=trouble or "too large", bytes_max=FRAME_BYTES_MAX
+            )
+            if self._pending.pop(call.request.no, None) is not None:
+                self._finish(call, Answer(call.request.no, to_wire(told)))
+                self._wake_next()
+                self.completions.wake()
 
     def _send(self, data: bytes) -> None:
         """Send, or leave it to the reader, who finds the connection broken and sends again."""
@@ -236,6 +262,8 @@ class Link:
     # -- topics --------------------------------------------------------------------------------
 
     def wait(self, topic: str, since: int, timeout: float) -> int:
+        if type(topic) is not str:
+            raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
         if topic not in self._watched:
             self._watched.add(topic)
             with self._sending:
@@ -305,7 +333,7 @@ class Link:
             for call in again:
                 call.request.resent = True
                 call.sent_ns = now_ns
-            self._send(frame(encode([[call.request for call in again], list(self._watched)])))
+            self._send_calls(again, list(self._watched))
         self._flush()
 
     def _connect(self) -> None:

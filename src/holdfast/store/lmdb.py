@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.clock import SYSTEM
-from holdfast.config import TRANSACT_TRIES_MAX, WriterLimits
+from holdfast.config import TRANSACT_TRIES_FREE, TRANSACT_TRIES_MAX, WriterLimits
 from holdfast.errors import Conflict, HoldfastError, StoreClosed, StoreForked, StoreReplaced
 from holdfast.store import backup as backups
 from holdfast.store.api import settled
@@ -50,6 +50,7 @@ class LmdbStore:
             raise
         self._snapshot = self._backend.snapshot
         self._last_ns = 0
+        self._contended = threading.RLock()
         _stores.add(self)
 
     @property
@@ -62,15 +63,28 @@ class LmdbStore:
         return self._last_ns
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for _ in range(TRANSACT_TRIES_MAX):
-            txn, result = self._run(fn, args, kwargs)
-            if not txn.writing:
-                return settled(result)
-            answer = self._link.call(request_of(txn, self._link.next_no(), self._link.client))
-            if answer.error is None or answer.error[0] != Conflict.code:
-                fill(txn, answer)
-                return settled(result)
+        for _ in range(TRANSACT_TRIES_FREE):
+            done, result = self._try(fn, args, kwargs)
+            if done:
+                return result
+        # Threads that keep losing to each other take turns: one of them wins each round.
+        with self._contended:
+            for _ in range(TRANSACT_TRIES_MAX):
+                done, result = self._try(fn, args, kwargs)
+                if done:
+                    return result
         raise Conflict(tries=TRANSACT_TRIES_MAX, why="others always committed first")
+
+    def _try(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[bool, Any]:
+        txn, result = self._run(fn, args, kwargs)
+        if txn.writing:
+            answer = self._link.call(request_of(txn, self._link.next_no(), self._link.client))
+            if answer.error is not None and answer.error[0] == Conflict.code:
+                return False, None
+            fill(txn, answer)
+        return True, settled(result)
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         txn, result = self._run(fn, args, kwargs)

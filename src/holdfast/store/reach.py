@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import struct
@@ -102,17 +103,32 @@ def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
     if log >= 0:
         os.close(log)
     _children.append(child)
-    assert child.stdout is not None
-    with child.stdout as out:
-        line = out.readline().decode().strip()
+    line = _first_line(child, limits.stopped_s)
     if line in ("ready", "held"):
         return line
     if line.startswith("error "):
         raise from_wire(msgspec.json.decode(line[6:]))
     code = child.wait()
+    if code == -signal.SIGKILL:
+        return "held"  # killed before it could speak: another may do better
     if code in (-signal.SIGBUS, -signal.SIGSEGV):
         raise StoreCorrupt(path=str(path), why="the file is cut off or damaged")
     raise WriterLost(path=str(path), why=f"the writer ended with code {code}, see writer.log")
+
+
+def _first_line(child: subprocess.Popen[bytes], stopped_s: float) -> str:
+    """What a starting writer says; nothing when it ended, or stood still and was killed."""
+    assert child.stdout is not None
+    moved_ns = SYSTEM.mono_ns()
+    with child.stdout as out:
+        poll = select.poll()
+        poll.register(out, select.POLLIN)
+        while not poll.poll(_LOOK_S * 1000):
+            if not is_stopped(child.pid):
+                moved_ns = SYSTEM.mono_ns()
+            elif SYSTEM.mono_ns() - moved_ns > stopped_s * S:
+                child.kill()
+        return out.readline().decode().strip()
 
 
 def peer_of(sock: socket.socket) -> tuple[int, str]:
@@ -164,6 +180,8 @@ def reap_children() -> None:
     _children[:] = [child for child in _children if child.poll() is None]
 
 
+# How often a starting writer is looked at, in case it stands still.
+_LOOK_S = 0.25
 _children: list[subprocess.Popen[bytes]] = []
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "

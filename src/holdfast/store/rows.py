@@ -44,6 +44,8 @@ class LmdbBackend:
     def __init__(self, path: Path, *, readonly: bool) -> None:
         self.path = path
         try:
+            if not readonly:
+                _reserve_lock_file(path)
             self.env = lmdb.open(
                 str(path),
                 map_size=MAP_BYTES,
@@ -197,7 +199,9 @@ def filesystem_of(path: Path, mountinfo: str) -> str:
         fields = left.split()
         if len(fields) < 5 or not right:
             continue
-        mount = fields[4].encode().decode("unicode_escape")
+        # Octal escapes stand for bytes, not for characters.
+        escaped = os.fsencode(fields[4]).decode("unicode_escape")
+        mount = os.fsdecode(escaped.encode("latin-1"))
         inside = real == mount or real.startswith(mount.rstrip("/") + "/")
         if inside and len(mount) >= len(best):
             best, kind = mount, right.split()[0]
@@ -212,7 +216,9 @@ def storage_error(error: Exception, path: Path) -> HoldfastError:
     if (
         isinstance(error, lmdb.MapFullError | lmdb.DiskError)
         or number in _FULL
-        or "No space" in text
+        or any(words in text for words in ("No space", "Disk quota"))
+        # LMDB calls a write that was cut short an I/O error, and only a full disk cuts one short.
+        or ("Input/output error" in text and _is_full(path))
     ):
         return StoreFull(path=where, why=text)
     if isinstance(error, lmdb.ReadonlyError) or number in _READ_ONLY or "Read-only" in text:
@@ -232,12 +238,33 @@ def storage_error(error: Exception, path: Path) -> HoldfastError:
     return StoreError(path=where, why=f"{type(error).__name__}: {text}")
 
 
+def _reserve_lock_file(path: Path) -> None:
+    """Give the reader table its disk space now: touching a hole of it on a full disk is SIGBUS."""
+    fd = os.open(path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(fd, 0, _LOCK_HEADER_BYTES + READERS_MAX * _READER_BYTES)
+    finally:
+        os.close(fd)
+
+
+def _is_full(path: Path) -> bool:
+    try:
+        disk = os.statvfs(path)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < DISK_FULL_BYTES
+
+
+DISK_FULL_BYTES = 1 << 20
+# The layout of LMDB's lock file.
+_LOCK_HEADER_BYTES = 128
+_READER_BYTES = 64
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 
 def _mountinfo() -> str:
     try:
-        return Path("/proc/self/mountinfo").read_text()
+        return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return ""

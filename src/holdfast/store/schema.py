@@ -32,6 +32,14 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <scope> "floor"                              keys issued before it are forgotten
     10 snapshot     <subject> "s" <height>                       states at a height
                     <subject> "baseline"                         the one to restore from
+    11 world        <u> "n" <type> <name>                        which world has this name
+                    <u> "w" <world>                              its record: type, name, status, lineage
+                    <u> "a" <world>                              its assignment to a worker
+                    <u> "b" <worker> <world>                     index: worlds of a worker
+                    <u> "f" <world> <seq>                        events that a reducer failed on
+                    <u> "y" <token>                              replies that somebody waits for
+                    <u> "c" <status>                             counters
+    12 ready        <u> <worker> <-priority> <world>             hints: this world has work
 
 Where a name stands in a key that is also scanned by a shorter prefix, the kind of row comes first
 (`lease`), so that no name can be taken for a kind.
@@ -60,6 +68,8 @@ class Space(IntEnum):
     QUEUE = 8
     DEDUPE = 9
     SNAPSHOT = 10
+    WORLD = 11
+    READY = 12
 
 
 SCHEMA_MAJOR = 0

@@ -18,6 +18,8 @@ from holdfast.store.api import AnyKey, Guard, Guarded, Operation, Pending, Row
 
 T = TypeVar("T")
 
+COUNT_MAX = (1 << 63) - 1
+
 
 class Base(Protocol):
     """Rows to read from: a snapshot, or the state that a commit is applied to."""
@@ -83,6 +85,8 @@ class Overlay:
         return 0 if value is None else schema.int_of(value)
 
     def notify(self, topic: str) -> None:
+        if type(topic) is not str:
+            raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
         self.topics.add(topic)
 
     def _fetch(self, key: bytes) -> bytes | None:
@@ -123,6 +127,8 @@ class ClientTxn(Overlay):
 
     def append(self, space: AnyKey, value: bytes) -> Pending[int]:
         space = packed(space)
+        if type(value) is not bytes:
+            raise Invalid(what="value", why="values are bytes", found=type(value).__name__)
         if len(space) + 9 > KEY_BYTES_MAX:
             raise KeyTooLarge(bytes=len(space) + 9, bytes_max=KEY_BYTES_MAX, key=space[:64])
         if len(value) > VALUE_BYTES_MAX:
@@ -134,9 +140,13 @@ class ClientTxn(Overlay):
 
     def add(self, key: AnyKey, n: int) -> None:
         key = packed(key)
+        if type(n) is not int or not -COUNT_MAX <= n <= COUNT_MAX:
+            raise Invalid(what="counter", why="adds a 64-bit int", found=repr(n)[:64])
         self.adds[key] = self.adds.get(key, 0) + n
 
     def require_live(self, lease: Guarded) -> None:
+        if type(lease.guard) is not Guard:
+            raise Invalid(what="lease", why="its guard is none", found=type(lease.guard).__name__)
         self.guards.append(lease.guard)
 
     def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
@@ -180,7 +190,7 @@ class ApplyTxn(Overlay):
         self.put(key, schema.int_bytes(self.count(key) + n))
 
     def require_live(self, lease: Guarded) -> None:
-        check_guard(self, lease.guard, self.now_ns)
+        check_guard(self, lease.guard, self.now_ns, self.generation)
 
     def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
         return Pending[T]().fill(operation.fn(self, *args))
@@ -201,8 +211,10 @@ def next_seq(txn: ApplyTxn, space: bytes) -> int:
     return seq
 
 
-def check_guard(base: Base | Overlay, guard: Guard, now_ns: int) -> None:
+def check_guard(base: Base | Overlay, guard: Guard, now_ns: int, generation: int) -> None:
     """The fence: raise unless this holder, this epoch, and still live by store time."""
+    if guard.generation != generation:
+        raise Fenced(resource=guard.resource, why="the store was restored since")
     fence = base.get(guard.fence_key)
     if fence != guard.fence:
         raise Fenced(resource=guard.resource, why="another grant followed")

@@ -169,7 +169,7 @@ class Writer:
                     self._take(connection, body)
                 else:
                     self._greet(connection, body)
-        except (msgspec.MsgspecError, Invalid) as error:
+        except (msgspec.MsgspecError, Invalid, UnicodeError, RecursionError) as error:
             # A peer that breaks the protocol is not one of ours: hang up, keep serving.
             print(f"dropped a client: {error}", file=sys.stderr, flush=True)
             self._drop(connection)
@@ -191,7 +191,7 @@ class Writer:
         error = None
         if (hello.protocol, hello.version) != (PROTOCOL, __version__):
             error = to_wire(Invalid(what="version", running=__version__, yours=hello.version))
-        connection.greeted = True
+        connection.greeted = error is None
         welcome = Welcome(
             self._engine.store_id,
             self._engine.generation,

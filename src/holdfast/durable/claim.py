@@ -1,0 +1,310 @@
+"""A claim: somebody's hold on one item, for a time, and the ways it ends.
+
+A token is (queue, seq, number). Every step here needs the current number, its owner, and
+`now < expires`, judged where the commit is applied; else the claim is lost and nothing changes. A
+late worker may do what it likes: the number has moved on, or the time has, and its answer counts
+for nothing.
+
+`ack` and `release` are all or none; `settle` ends a batch with an answer for each, which is what a
+worker's tick wants, for one slow item must not void the others.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from holdfast.codec import Record
+from holdfast.config import ERROR_CODE_CHARS_MAX, ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
+from holdfast.durable import dead
+from holdfast.durable import item as items
+from holdfast.durable.bounds import check_limit, check_ttl
+from holdfast.durable.item import (
+    Event,
+    Item,
+    Keys,
+    State,
+    Tally,
+    decode,
+    keys_of,
+    pack,
+    pack_int,
+)
+from holdfast.errors import ClaimLost, Invalid
+from holdfast.store import blobs
+from holdfast.store.api import Txn, operation
+
+DONE = State.DONE.value
+LOST = "lost"
+
+
+class Budget(Record, frozen=True):
+    """How often an item may fail, and how often its claim may expire, before it is dead."""
+
+    failures_max: int = 5
+    expiries_max: int = 3
+
+
+class Token(Record, frozen=True):
+    """What proves a claim. A Claim is one, and may be given wherever a Token is asked for."""
+
+    queue: str
+    seq: int
+    number: int
+    owner: str
+
+
+class Claim(Token, frozen=True):
+    """An item in somebody's hands. `payload_of` fetches a payload that is too large for the row."""
+
+    expires_ns: int
+    priority: int
+    failures: int
+    expiries: int
+    enqueued_ns: int
+    payload: bytes
+    blob: bytes = b""
+
+    @property
+    def token(self) -> Token:
+        return Token(self.queue, self.seq, self.number, self.owner)
+
+
+class Failure(Record, frozen=True):
+    claim: Token
+    code: str
+    error: str
+    retryable: bool = True
+    delay_ns: int = 0
+
+
+DEFAULT_BUDGET = Budget()
+
+
+@operation
+def ack(txn: Txn, claims: Sequence[Token]) -> None:
+    """Done: the items and their claims go. All or none: ClaimLost names the first that is lost."""
+    for keys, tokens in _by_queue(claims):
+        for token in tokens:
+            packed_seq = pack_int(token.seq)
+            item = _held(txn, keys, token, packed_seq)
+            if item is None:
+                raise _lost(token)
+            _finish(txn, keys, item, packed_seq)
+        tally = Tally()
+        tally.move(State.CLAIMED, Event.ACK, len(tokens))
+        tally.save(txn, keys)
+
+
+@operation
+def settle(
+    txn: Txn, acks: Sequence[Token], fails: Sequence[Failure], budget: Budget = DEFAULT_BUDGET
+) -> list[str]:
+    """The end of a batch, each claim judged alone: done, ready, delayed, dead or lost, in order."""
+    check_limit(len(acks) + len(fails), "claims")
+    check_budget(budget)
+    tallies: defaultdict[str, Tally] = defaultdict(Tally)
+    acked: Counter[str] = Counter()
+    ends: list[str] = []
+    for token in acks:
+        keys = keys_of(token.queue)
+        packed_seq = pack_int(token.seq)
+        item = _held(txn, keys, token, packed_seq)
+        if item is None:
+            ends.append(LOST)
+            continue
+        _finish(txn, keys, item, packed_seq)
+        acked[token.queue] += 1
+        ends.append(DONE)
+    for queue, n in acked.items():
+        tallies[queue].move(State.CLAIMED, Event.ACK, n)
+    for failure in fails:
+        _check_failure(failure)
+        queue = failure.claim.queue
+        keys = keys_of(queue)
+        packed_seq = pack_int(failure.claim.seq)
+        item = _held(txn, keys, failure.claim, packed_seq)
+        if item is None:
+            ends.append(LOST)
+            continue
+        end = _fail(txn, keys, item, packed_seq, failure, budget, tallies[queue])
+        ends.append(end.value)
+    for queue, tally in tallies.items():
+        tally.save(txn, keys_of(queue))
+    return ends
+
+
+@operation
+def fail(
+    txn: Txn,
+    claim: Token,
+    code: str,
+    error: str,
+    retryable: bool = True,
+    delay_ns: int = 0,
+    budget: Budget = DEFAULT_BUDGET,
+) -> str:
+    """Count a failure; the item is then ready, delayed, or dead when its budget is used up."""
+    failure = Failure(claim, code, error, retryable, delay_ns)
+    [end] = settle.fn(txn, [], [failure], budget)
+    if end == LOST:
+        raise _lost(claim)
+    return end
+
+
+@operation
+def bury(txn: Txn, claim: Token, code: str, error: str) -> None:
+    """Dead at once, without counting a failure: nobody could ever handle this."""
+    keys = keys_of(claim.queue)
+    _check_code(code)
+    packed_seq = pack_int(claim.seq)
+    item = _held(txn, keys, claim, packed_seq)
+    if item is None:
+        raise _lost(claim)
+    dead.inter(txn, keys, packed_seq, item, code, error)
+    tally = Tally()
+    tally.move(State.CLAIMED, Event.BURY)
+    tally.save(txn, keys)
+
+
+@operation
+def release(txn: Txn, claims: Sequence[Token]) -> None:
+    """Give items back unharmed. All or none."""
+    for keys, tokens in _by_queue(claims):
+        for token in tokens:
+            packed_seq = pack_int(token.seq)
+            item = _held(txn, keys, token, packed_seq)
+            if item is None:
+                raise _lost(token)
+            give_back(txn, keys, packed_seq, item, item)
+        tally = Tally()
+        tally.move(State.CLAIMED, Event.RELEASE, len(tokens))
+        tally.save(txn, keys)
+
+
+@operation
+def extend(txn: Txn, claims: Sequence[Token], ttl_ns: int) -> list[int | None]:
+    """Hold claims for `ttl_ns` from now, never for less than before; None for each that is lost."""
+    check_limit(len(claims), "claims")
+    check_ttl(ttl_ns)
+    answers: list[int | None] = []
+    for token in claims:
+        keys = keys_of(token.queue)
+        packed_seq = pack_int(token.seq)
+        item = _held(txn, keys, token, packed_seq)
+        if item is None:
+            answers.append(None)
+            continue
+        expires_ns = max(item.expires_ns, txn.now_ns + ttl_ns)
+        txn.delete(keys.claims + pack_int(item.expires_ns) + packed_seq)
+        txn.put(keys.claims + pack_int(expires_ns) + packed_seq, packed_seq)
+        txn.put(keys.items + packed_seq, pack(replace(item, expires_ns=expires_ns)))
+        answers.append(expires_ns)
+    return answers
+
+
+def _held(txn: Txn, keys: Keys, token: Token, packed_seq: bytes) -> Item | None:
+    """The item, if the token is its current claim and live."""
+    row = txn.get(keys.items + packed_seq)
+    if row is None:
+        return None
+    item = decode(row)
+    if item.claims != token.number or item.owner != token.owner or txn.now_ns >= item.expires_ns:
+        return None
+    return item
+
+
+def _finish(txn: Txn, keys: Keys, item: Item, packed_seq: bytes) -> None:
+    txn.delete(keys.items + packed_seq)
+    items.drop_claim(txn, keys, item, packed_seq)
+    if item.blob:
+        blobs.release(txn, item.blob)
+
+
+def _fail(
+    txn: Txn,
+    keys: Keys,
+    item: Item,
+    packed_seq: bytes,
+    failure: Failure,
+    budget: Budget,
+    tally: Tally,
+) -> State:
+    failures = item.failures + 1
+    if not failure.retryable or failures >= budget.failures_max:
+        after = replace(item, failures=failures)
+        dead.inter(txn, keys, packed_seq, after, failure.code, failure.error)
+        return tally.move(State.CLAIMED, Event.EXHAUST if failure.retryable else Event.BURY)
+    after = replace(
+        item,
+        failures=failures,
+        code=failure.code[:ERROR_CODE_CHARS_MAX],
+        error=failure.error[:ERROR_TEXT_CHARS_MAX],
+        not_before_ns=txn.now_ns + failure.delay_ns if failure.delay_ns else item.not_before_ns,
+    )
+    give_back(txn, keys, packed_seq, item, after)
+    return tally.move(State.CLAIMED, Event.DEFER if failure.delay_ns else Event.RETRY)
+
+
+def give_back(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, after: Item) -> None:
+    """Back to ready, or to delayed when it must wait; the seq stays."""
+    items.drop_claim(txn, keys, item, packed_seq)
+    txn.put(keys.items + packed_seq, pack(replace(after, owner="", expires_ns=0)))
+    if after.not_before_ns > txn.now_ns:
+        index = keys.delayed + pack_int(after.not_before_ns) + packed_seq
+    else:
+        index = keys.ready_key(after.priority, packed_seq)
+    txn.put(index, packed_seq)
+    txn.notify(keys.topic)
+
+
+def claim_of(queue: str, packed_seq: bytes, item: Item) -> Claim:
+    return Claim(
+        queue,
+        int.from_bytes(packed_seq[1:], "big"),
+        item.claims,
+        item.owner,
+        item.expires_ns,
+        item.priority,
+        item.failures,
+        item.expiries,
+        item.enqueued_ns,
+        item.payload,
+        item.blob,
+    )
+
+
+def _by_queue(claims: Sequence[Token]) -> Iterator[tuple[Keys, list[Token]]]:
+    check_limit(len(claims), "claims")
+    groups: dict[str, list[Token]] = {}
+    for token in claims:
+        groups.setdefault(token.queue, []).append(token)
+    for queue, tokens in groups.items():
+        yield keys_of(queue), tokens
+
+
+def _lost(token: Token) -> ClaimLost:
+    return ClaimLost(queue=token.queue, seq=token.seq, number=token.number)
+
+
+def check_budget(budget: Budget) -> None:
+    if budget.failures_max < 1 or budget.expiries_max < 1:
+        raise Invalid(
+            what="budget",
+            why="each is 1 or more",
+            failures_max=budget.failures_max,
+            expiries_max=budget.expiries_max,
+        )
+
+
+def _check_failure(failure: Failure) -> None:
+    _check_code(failure.code)
+    if not 0 <= failure.delay_ns <= TTL_NS_MAX:
+        raise Invalid(what="delay_ns", why="out of bounds", found=failure.delay_ns, max=TTL_NS_MAX)
+
+
+def _check_code(code: str) -> None:
+    if not code:
+        raise Invalid(what="code", why="a failure has a code")

@@ -1,0 +1,158 @@
+"""A world's inbox: ordered, deduplicated ingress, read after a cursor.
+
+- Ingress gets the next number of its world and keeps it; numbers have no gap.
+- A key is delivered once: a repeat answers with the number of the first, though that may be long
+  consumed, and the same key with another body is `KeyConflict`. Keys are kept by `dedupe` under one
+  scope for all worlds, so that one collector forgets them by time.
+- The cursor only rises, and never over a number that is not there. What it passes is deleted in
+  the same transaction, so no row lies below it.
+
+`put` is an operation, so that producers neither conflict with each other nor with the reader:
+`advance` touches no row that a put does.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from hashlib import sha256
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
+from holdfast.durable import dedupe
+from holdfast.durable.bounds import check_limit, check_name
+from holdfast.errors import Invalid, NotFound
+from holdfast.store import blobs, schema, tuples
+from holdfast.store.api import Txn, operation
+
+SCOPE = "inbox"
+
+
+class Ingress(Record, frozen=True):
+    seq: int
+    key: str | None
+    body: bytes
+    at_ns: int
+
+
+class Put(Record, frozen=True):
+    """`already` says that the key was delivered before, under this seq."""
+
+    seq: int
+    already: bool
+
+
+class Kept(Record, frozen=True):
+    """The row of an ingress: the body, or the hash of the blob that holds it."""
+
+    key: str | None
+    at_ns: int
+    body: bytes
+    blob: bytes = b""
+
+
+@operation
+def put(txn: Txn, world: str, key: str | None, body: bytes, issued_ns: int | None = None) -> Put:
+    """Deliver once per key; without a key, every time. A key of the system has its time of issue."""
+    keys = _keys(world)
+    body_hash = sha256(body).digest() if key is not None else b""
+    if key is not None:
+        first = dedupe.check(txn, SCOPE, _scoped(world, key), body_hash, issued_ns=issued_ns)
+        if first is not None:
+            return Put(schema.int_of(first), already=True)
+    if len(body) > BLOB_THRESHOLD_BYTES:
+        kept = Kept(key, txn.now_ns, b"", blobs.put(txn, body))
+    else:
+        kept = Kept(key, txn.now_ns, body)
+    seq = txn.append(keys.entries, codec.pack(kept)).value
+    if key is not None:
+        value = schema.int_bytes(seq)
+        dedupe.remember(txn, SCOPE, _scoped(world, key), body_hash, value, issued_ns=issued_ns)
+    txn.notify(keys.topic)
+    return Put(seq, already=False)
+
+
+@operation
+def put_many(txn: Txn, items: list[tuple[str, str | None, bytes]]) -> list[Put]:
+    """Deliver (world, key, body), all or none, in order."""
+    check_limit(len(items), "items")
+    return [put.fn(txn, world, key, body) for world, key, body in items]
+
+
+def read(txn: Txn, world: str, limit: int) -> list[Ingress]:
+    """The next ingress after the cursor."""
+    check_limit(limit)
+    prefix = _keys(world).entries
+    lo = prefix + tuples.pack_int(cursor(txn, world) + 1)
+    found = []
+    for key, row in txn.scan(lo, tuples.after(prefix), limit):
+        kept = _decode(row)
+        body = blobs.get(txn, kept.blob) if kept.blob else kept.body
+        found.append(Ingress(tuples.unpack_last_int(key, len(prefix)), kept.key, body, kept.at_ns))
+    return found
+
+
+def advance(txn: Txn, world: str, to_seq: int) -> None:
+    """Consume everything up to and with this seq."""
+    keys = _keys(world)
+    was = cursor(txn, world)
+    if not was <= to_seq <= was + BATCH_MAX:
+        raise Invalid(
+            what="inbox cursor",
+            why="it rises by a batch at most",
+            world=world,
+            found=to_seq,
+            min=was,
+            max=was + BATCH_MAX,
+        )
+    lo, hi = keys.entries + tuples.pack_int(was + 1), keys.entries + tuples.pack_int(to_seq + 1)
+    rows = txn.scan(lo, hi, to_seq - was)
+    if len(rows) != to_seq - was:
+        raise NotFound(what="ingress", world=world, seq=to_seq, cursor=was)
+    for key, row in rows:
+        txn.delete(key)
+        blob = _decode(row).blob
+        if blob:
+            blobs.release(txn, blob)
+    if rows:
+        txn.put(keys.cursor, schema.int_bytes(to_seq))
+
+
+def cursor(txn: Txn, world: str) -> int:
+    """The last consumed seq; 0 before any."""
+    return txn.count(_keys(world).cursor)
+
+
+def depth(txn: Txn, world: str) -> int:
+    """How much is unread: the last number given less the cursor, for numbers have no gap."""
+    keys = _keys(world)
+    return txn.count(keys.last_seq) - txn.count(keys.cursor)
+
+
+def topic(world: str) -> str:
+    return f"inbox/{world}"
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+class _Keys:
+    __slots__ = ("cursor", "entries", "last_seq", "topic")
+
+    def __init__(self, world: str) -> None:
+        check_name("world", world)
+        self.entries = schema.prefix(schema.Space.INBOX, world, "e")
+        self.cursor = schema.prefix(schema.Space.INBOX, world, "cursor")
+        self.last_seq = schema.sequence_key(self.entries)
+        self.topic = topic(world)
+
+
+_keys = lru_cache(maxsize=65536)(_Keys)
+_decode = codec.decoder(Kept).decode
+
+
+def _scoped(world: str, key: str) -> str:
+    if not key:
+        raise Invalid(what="key", why="empty; None means without a key", world=world)
+    # The length keeps ("a", "b:c") and ("a:b", "c") apart.
+    return f"{len(world)}:{world}:{key}"

@@ -1,0 +1,226 @@
+"""One item of a queue: its states, its rows, and the counters over them.
+
+    ready     in the ready index, by priority (larger first), then seq
+    delayed   in the delayed index, by the time before which it must not run
+    claimed   in the expiry index and in the owner index; the item row names the claim
+    done      gone, counted
+    dead      a dead letter, and no item any more (see `dead`)
+
+The table below is the only way from one to another, and the counters move by it, a whole batch at
+a time: `Tally.move` is one step for n items. The values of the index rows are the packed seq, so
+that a row found by an index leads to all others of its item by concatenation, without parsing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import Enum
+from functools import lru_cache
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.config import BLOB_THRESHOLD_BYTES
+from holdfast.durable.bounds import check_name
+from holdfast.errors import StoreCorrupt
+from holdfast.store import blobs, schema, tuples
+from holdfast.store.api import Txn
+from holdfast.transitions import Transitions
+
+
+class State(Enum):
+    READY = "ready"
+    DELAYED = "delayed"
+    CLAIMED = "claimed"
+    DEAD = "dead"
+    DONE = "done"
+
+
+class Event(Enum):
+    DUE = "due"
+    CLAIM = "claim"
+    EXTEND = "extend"
+    ACK = "ack"
+    RETRY = "retry"
+    DEFER = "defer"
+    RELEASE = "release"
+    EXPIRE = "expire"
+    EXHAUST = "exhaust"
+    BURY = "bury"
+
+
+# Both ends absorb: a redrive is a new item that names the dead one.
+ITEM = Transitions(
+    "queue item",
+    State.READY,
+    {
+        (State.DELAYED, Event.DUE): State.READY,
+        (State.READY, Event.CLAIM): State.CLAIMED,
+        (State.CLAIMED, Event.EXTEND): State.CLAIMED,
+        (State.CLAIMED, Event.ACK): State.DONE,
+        (State.CLAIMED, Event.RETRY): State.READY,
+        (State.CLAIMED, Event.DEFER): State.DELAYED,
+        (State.CLAIMED, Event.RELEASE): State.READY,
+        (State.CLAIMED, Event.EXPIRE): State.READY,
+        (State.CLAIMED, Event.EXHAUST): State.DEAD,
+        (State.CLAIMED, Event.BURY): State.DEAD,
+    },
+)
+
+
+class Item(Record, frozen=True):
+    """The row. Unclaimed when `expires_ns` is 0; `claims` is the number of the last claim."""
+
+    payload: bytes
+    blob: bytes
+    priority: int
+    enqueued_ns: int
+    not_before_ns: int = 0
+    claims: int = 0
+    failures: int = 0
+    expiries: int = 0
+    owner: str = ""
+    expires_ns: int = 0
+    redrive_of: int | None = None
+    code: str = ""
+    error: str = ""
+
+
+# What a new item is made of: payload, blob, priority, redrive_of.
+Body = tuple[bytes, bytes, int, int | None]
+
+
+class Counts(Record, frozen=True):
+    """How many items are in each state; `done` and, until purged, `dead` ones stay counted."""
+
+    ready: int = 0
+    delayed: int = 0
+    claimed: int = 0
+    dead: int = 0
+    done: int = 0
+
+
+class Keys:
+    """The packed prefixes of one queue."""
+
+    __slots__ = (
+        "claims", "counts", "dead", "delayed", "died", "items", "last_seq", "owners", "queue",
+        "ready", "topic",
+    )  # fmt: skip
+
+    def __init__(self, queue: str) -> None:
+        check_name("queue", queue)
+        self.queue = queue
+        self.topic = topic(queue)
+        self.items, self.ready, self.delayed, self.claims, self.owners, self.dead, self.died = (
+            schema.prefix(schema.Space.QUEUE, queue, kind) for kind in "irdxozt"
+        )
+        self.counts = schema.prefix(schema.Space.QUEUE, queue, "n")
+        self.last_seq = schema.sequence_key(self.items)
+
+    def ready_key(self, priority: int, packed_seq: bytes) -> bytes:
+        return self.ready + tuples.pack_int(-priority) + packed_seq
+
+
+def topic(queue: str) -> str:
+    return f"queue/{queue}"
+
+
+keys_of = lru_cache(maxsize=4096)(Keys)
+decode = codec.decoder(Item).decode
+decode_counts = codec.decoder(Counts).decode
+pack = codec.pack
+pack_int = tuples.pack_int
+# Those of one batch are the same for all of its items.
+pack_time = lru_cache(maxsize=256)(tuples.pack_int)
+
+
+@lru_cache(maxsize=4096)
+def pack_owner(owner: str) -> bytes:
+    return tuples.pack((owner,))
+
+
+class Tally:
+    """Moves of one operation, added to the queue's counters in one write."""
+
+    __slots__ = ("_moved",)
+
+    def __init__(self) -> None:
+        self._moved: dict[State, int] = {}
+
+    def enter(self, state: State, n: int) -> None:
+        self._moved[state] = self._moved.get(state, 0) + n
+
+    def move(self, before: State, event: Event, n: int = 1) -> State:
+        after = ITEM.next(before, event)
+        self.enter(before, -n)
+        self.enter(after, n)
+        return after
+
+    def save(self, txn: Txn, keys: Keys) -> None:
+        moved = self._moved
+        if not any(moved.values()):
+            return
+        was = counts_of(txn, keys)
+        txn.put(
+            keys.counts,
+            pack(
+                Counts(
+                    was.ready + moved.get(State.READY, 0),
+                    was.delayed + moved.get(State.DELAYED, 0),
+                    was.claimed + moved.get(State.CLAIMED, 0),
+                    was.dead + moved.get(State.DEAD, 0),
+                    was.done + moved.get(State.DONE, 0),
+                )
+            ),
+        )
+
+
+def counts_of(txn: Txn, keys: Keys) -> Counts:
+    row = txn.get(keys.counts)
+    return Counts() if row is None else decode_counts(row)
+
+
+def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> list[int]:
+    """New items, under numbers never given before."""
+    now_ns = txn.now_ns
+    last = txn.count(keys.last_seq)
+    seqs = list(range(last + 1, last + 1 + len(bodies)))
+    delayed = not_before_ns > now_ns
+    due = keys.delayed + pack_int(not_before_ns)
+    put, items = txn.put, keys.items
+    for seq, (payload, blob, priority, redrive_of) in zip(seqs, bodies, strict=True):
+        packed_seq = pack_int(seq)
+        item = Item(payload, blob, priority, now_ns, not_before_ns, redrive_of=redrive_of)
+        put(items + packed_seq, pack(item))
+        put(due + packed_seq if delayed else keys.ready_key(priority, packed_seq), packed_seq)
+    if seqs:
+        put(keys.last_seq, schema.int_bytes(seqs[-1]))
+        tally = Tally()
+        tally.enter(State.DELAYED if delayed else State.READY, len(seqs))
+        tally.save(txn, keys)
+        txn.notify(keys.topic)
+    return seqs
+
+
+def place(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:
+    """What the row holds: the payload itself, or the hash of a blob."""
+    if len(payload) <= BLOB_THRESHOLD_BYTES:
+        return payload, b""
+    return b"", blobs.put(txn, payload)
+
+
+def load(txn: Txn, keys: Keys, packed_seq: bytes) -> Item:
+    """The item that an index row speaks of."""
+    row = txn.get(keys.items + packed_seq)
+    if row is None:
+        raise StoreCorrupt(queue=keys.queue, seq=seq_of(packed_seq), why="indexed but not there")
+    return decode(row)
+
+
+def drop_claim(txn: Txn, keys: Keys, item: Item, packed_seq: bytes) -> None:
+    txn.delete(keys.claims + pack_time(item.expires_ns) + packed_seq)
+    txn.delete(keys.owners + pack_owner(item.owner) + packed_seq)
+
+
+def seq_of(packed_seq: bytes) -> int:
+    return int.from_bytes(packed_seq[1:], "big")

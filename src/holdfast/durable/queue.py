@@ -1,0 +1,215 @@
+"""A queue: items that someone claims. Ready, then claimed, then done or dead (see `item`, `dead`).
+
+- A claim token is (queue, seq, number). Every step that ends or extends a claim needs the current
+  number, its owner, and `now < expires`; else the claim is lost and nothing changes.
+- Failures and expiries are counted on the item, each with its budget; when one is used up the item
+  becomes a dead letter, once, in the same transaction.
+- A retry keeps its seq and gets a `not_before`: it never loses its place in history. Sequence
+  numbers are never reused.
+- No call costs more for a longer backlog: all finding is by index, with a limit, and the counts are
+  maintained.
+
+Everything that changes a queue is an operation: it runs where commits are applied, so claimers
+never conflict and expiry is judged by the time of the commit. There is no reaper to depend on:
+`claim` itself first expires what is overdue and wakes what is due, a bounded number of each.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.config import QUEUE_PRIORITY_MAX, QUEUE_SWEEP_EXTRA
+from holdfast.durable import dead as letters
+from holdfast.durable import item as items
+from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
+from holdfast.durable.claim import (
+    DEFAULT_BUDGET,
+    Budget,
+    Claim,
+    Failure,
+    Token,
+    ack,
+    bury,
+    check_budget,
+    claim_of,
+    extend,
+    fail,
+    give_back,
+    release,
+    settle,
+)
+from holdfast.durable.dead import Dead, dead, post_dead, purge_dead, redrive
+from holdfast.durable.item import (
+    ITEM,
+    Counts,
+    Event,
+    Item,
+    Keys,
+    State,
+    Tally,
+    decode,
+    keys_of,
+    pack,
+    pack_int,
+    pack_owner,
+    seq_of,
+    topic,
+)
+from holdfast.errors import Invalid
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Row, Txn, operation
+
+__all__ = [
+    "ITEM", "Budget", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Token", "ack",
+    "bury", "claim", "claims_of", "counts", "dead", "extend", "fail", "next_due_ns", "payload_of",
+    "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic",
+]  # fmt: skip
+
+
+@operation
+def put(txn: Txn, queue: str, payload: bytes, priority: int = 0, not_before_ns: int = 0) -> int:
+    """Add an item; its seq. Larger priorities are claimed first."""
+    return put_many.fn(txn, queue, [payload], priority, not_before_ns)[0]
+
+
+@operation
+def put_many(
+    txn: Txn, queue: str, payloads: list[bytes], priority: int = 0, not_before_ns: int = 0
+) -> list[int]:
+    keys = keys_of(queue)
+    check_limit(len(payloads), "payloads")
+    check_time("not_before_ns", not_before_ns)
+    if not -QUEUE_PRIORITY_MAX <= priority <= QUEUE_PRIORITY_MAX:
+        raise Invalid(what="priority", why="out of bounds", found=priority, max=QUEUE_PRIORITY_MAX)
+    bodies = [(*items.place(txn, payload), priority, None) for payload in payloads]
+    return items.insert(txn, keys, bodies, not_before_ns)
+
+
+@operation
+def claim(
+    txn: Txn, queue: str, owner: str, limit: int, ttl_ns: int, budget: Budget = DEFAULT_BUDGET
+) -> list[Claim]:
+    """Take up to `limit` items, by priority and seq, for `ttl_ns`."""
+    keys = keys_of(queue)
+    check_name("owner", owner)
+    check_limit(limit)
+    check_ttl(ttl_ns)
+    check_budget(budget)
+    tally = Tally()
+    sweep = limit + QUEUE_SWEEP_EXTRA
+    _expire(txn, keys, _overdue(txn, keys, sweep), budget, tally)
+    _wake(txn, keys, sweep, tally)
+
+    expires_ns = txn.now_ns + ttl_ns
+    by_expiry = keys.claims + pack_int(expires_ns)
+    by_owner = keys.owners + pack_owner(owner)
+    get, put, delete, by_seq = txn.get, txn.put, txn.delete, keys.items
+    claims: list[Claim] = []
+    for key, packed_seq in txn.scan(keys.ready, tuples.after(keys.ready), limit):
+        row = get(by_seq + packed_seq)
+        was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
+        item = replace(was, claims=was.claims + 1, owner=owner, expires_ns=expires_ns)
+        delete(key)
+        put(by_seq + packed_seq, pack(item))
+        put(by_expiry + packed_seq, packed_seq)
+        put(by_owner + packed_seq, packed_seq)
+        claims.append(claim_of(queue, packed_seq, item))
+    if claims:
+        tally.move(State.READY, Event.CLAIM, len(claims))
+    tally.save(txn, keys)
+    return claims
+
+
+@operation
+def reap(txn: Txn, queue: str, limit: int, budget: Budget = DEFAULT_BUDGET) -> int:
+    """Expire overdue claims, longest overdue first; how many."""
+    keys = keys_of(queue)
+    check_limit(limit)
+    check_budget(budget)
+    tally = Tally()
+    overdue = _overdue(txn, keys, limit)
+    _expire(txn, keys, overdue, budget, tally)
+    tally.save(txn, keys)
+    return len(overdue)
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def counts(txn: Txn, queue: str) -> Counts:
+    return items.counts_of(txn, keys_of(queue))
+
+
+def peek(txn: Txn, queue: str, limit: int) -> list[tuple[int, bytes]]:
+    """The (seq, payload) that would be claimed next, of those that are ready."""
+    keys = keys_of(queue)
+    check_limit(limit)
+    found = []
+    for _, packed_seq in txn.scan(keys.ready, tuples.after(keys.ready), limit):
+        item = items.load(txn, keys, packed_seq)
+        found.append((seq_of(packed_seq), payload_of(txn, item)))
+    return found
+
+
+def claims_of(txn: Txn, queue: str, owner: str, limit: int) -> list[Claim]:
+    """What an owner holds, by seq; overdue claims are among it until somebody sweeps them."""
+    keys = keys_of(queue)
+    check_name("owner", owner)
+    check_limit(limit)
+    mine = keys.owners + pack_owner(owner)
+    return [
+        claim_of(queue, packed_seq, items.load(txn, keys, packed_seq))
+        for _, packed_seq in txn.scan(mine, tuples.after(mine), limit)
+    ]
+
+
+def next_due_ns(txn: Txn, queue: str) -> int | None:
+    """When there is something to claim: 0 for now, None for nothing in sight."""
+    keys = keys_of(queue)
+    if txn.scan(keys.ready, tuples.after(keys.ready), 1):
+        return 0
+    times = [
+        _time_in(key, prefix)
+        for prefix in (keys.delayed, keys.claims)
+        for key, _ in txn.scan(prefix, tuples.after(prefix), 1)
+    ]
+    return min(times, default=None)
+
+
+def payload_of(txn: Txn, holder: Claim | Dead | Item) -> bytes:
+    return blobs.get(txn, holder.blob) if holder.blob else holder.payload
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _overdue(txn: Txn, keys: Keys, limit: int) -> list[Row]:
+    return txn.scan(keys.claims, keys.claims + pack_int(txn.now_ns + 1), limit)
+
+
+def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tally) -> None:
+    for _, packed_seq in overdue:
+        item = items.load(txn, keys, packed_seq)
+        after = replace(item, expiries=item.expiries + 1)
+        if after.expiries >= budget.expiries_max:
+            letters.inter(txn, keys, packed_seq, after, "expiries_exhausted", item.error)
+            tally.move(State.CLAIMED, Event.EXHAUST)
+        else:
+            give_back(txn, keys, packed_seq, item, after)
+            tally.move(State.CLAIMED, Event.EXPIRE)
+
+
+def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
+    due = txn.scan(keys.delayed, keys.delayed + pack_int(txn.now_ns + 1), limit)
+    for key, packed_seq in due:
+        item = items.load(txn, keys, packed_seq)
+        txn.delete(key)
+        txn.put(keys.ready_key(item.priority, packed_seq), packed_seq)
+    if due:
+        tally.move(State.DELAYED, Event.DUE, len(due))
+
+
+def _time_in(key: bytes, prefix: bytes) -> int:
+    time_ns = tuples.unpack(key[len(prefix) :])[0]
+    assert isinstance(time_ns, int)
+    return time_ns

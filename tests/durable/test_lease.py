@@ -1,0 +1,642 @@
+"""The lease: who may act, until when, and under which epoch."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from holdfast.clock import S, SimClock
+from holdfast.config import BATCH_MAX, TTL_NS_MAX
+from holdfast.durable import lease
+from holdfast.durable.lease import LEASE, Event, Lease, State
+from holdfast.errors import Fenced, Held, IllegalTransition, Invalid, NotFound
+from holdfast.store.api import Store, Txn
+from holdfast.store.local import LocalStore
+from holdfast.store.memory import MemoryBackend
+
+MODULES = ("holdfast.durable.lease",)
+TTL = 10 * S
+
+
+def acquire(store: Store, worker: str = "a", incarnation: str = "1", ttl_ns: int = TTL) -> Lease:
+    granted: Lease = store.transact(lease.acquire, "w", worker, incarnation, ttl_ns)
+    return granted
+
+
+def guarded_write(store: Store, held: Lease) -> None:
+    def write(txn: Txn) -> None:
+        txn.require_live(held)
+        txn.put((0, "sim", "guarded"), b"")
+
+    store.transact(write)
+
+
+def kinds(store: Store) -> list[tuple[str, str, int]]:
+    return [(e.kind, e.worker, e.epoch) for e in store.read(lease.events, 0, 100)]
+
+
+def restored(store: Store) -> None:
+    """What a restore does to a store: the same rows under a higher generation."""
+    assert isinstance(store, LocalStore)
+    store.engine.generation += 1
+
+
+# -- granting ------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec(
+    "004", "Protocol A: `acquire_lease(world, worker)`", "the first grant has epoch 1"
+)
+def test_the_first_grant_has_epoch_1(store: Store) -> None:
+    assert acquire(store).epoch == 1
+
+
+@pytest.mark.spec(
+    "004",
+    "1) Lease protocol with fencing epoch",
+    "while one holder's lease is valid nobody else gets one",
+)
+def test_another_worker_waits_while_the_lease_is_live(store: Store) -> None:
+    held = acquire(store, "a")
+    with pytest.raises(Held) as error:
+        acquire(store, "b")
+    assert error.value.fields == {"resource": "w", "worker": "a", "until_ns": held.expires_ns}
+
+
+def test_the_same_incarnation_gets_the_same_lease_again_not_extended(
+    sim_store: Store, clock: SimClock
+) -> None:
+    held = acquire(sim_store)
+    clock.advance(TTL // 2)
+    assert acquire(sim_store) == held
+
+
+def test_a_restarted_worker_waits_for_its_former_self(sim_store: Store, clock: SimClock) -> None:
+    acquire(sim_store, "a", "1")
+    with pytest.raises(Held):
+        acquire(sim_store, "a", "2")
+
+
+def test_a_restarted_worker_fences_its_former_self(sim_store: Store, clock: SimClock) -> None:
+    former = acquire(sim_store, "a", "1")
+    clock.advance(TTL)
+    assert acquire(sim_store, "a", "2").epoch == former.epoch + 1
+    with pytest.raises(Fenced):
+        guarded_write(sim_store, former)
+
+
+@pytest.mark.spec(
+    "004",
+    "Protocol A: `acquire_lease(world, worker)`",
+    "an expired lease is granted anew under the next epoch",
+)
+def test_the_grant_after_an_expiry_has_the_next_epoch(sim_store: Store, clock: SimClock) -> None:
+    acquire(sim_store, "a")
+    clock.advance(TTL)
+    assert acquire(sim_store, "b").epoch == 2
+
+
+def test_a_lease_is_over_at_the_very_instant_of_its_expiry(
+    sim_store: Store, clock: SimClock
+) -> None:
+    held = acquire(sim_store, "a")
+    clock.advance(held.expires_ns - sim_store.now_ns() - 2)
+    with pytest.raises(Held):
+        acquire(sim_store, "b")
+    clock.advance(held.expires_ns - sim_store.now_ns())
+    assert acquire(sim_store, "b").epoch == 2
+
+
+def test_resources_do_not_disturb_each_other(store: Store) -> None:
+    acquire(store, "a")
+    assert store.transact(lease.acquire, "other", "b", "1", TTL).epoch == 1
+
+
+def test_a_resource_may_be_named_like_an_index(store: Store) -> None:
+    store.transact(lease.acquire, "by", "fence", "1", TTL)
+    store.transact(lease.acquire, "fence", "by", "1", TTL)
+    assert store.read(lease.of_worker, "fence", 10) == ["by"]
+
+
+def test_the_lease_id_names_holder_generation_and_epoch(store: Store) -> None:
+    assert acquire(store, "a", "1").lease_id == "a/1/1.1"
+
+
+# -- the fence -----------------------------------------------------------------------------------
+
+
+@pytest.mark.spec(
+    "004", "1) Lease protocol with fencing epoch", "a mutation carries the epoch it was granted"
+)
+def test_the_holder_may_write(store: Store) -> None:
+    guarded_write(store, acquire(store))
+
+
+@pytest.mark.spec(
+    "004",
+    "1) Lease protocol with fencing epoch",
+    "a mutation under an old epoch is refused by the store",
+)
+def test_a_stale_holder_is_fenced_after_takeover(sim_store: Store, clock: SimClock) -> None:
+    old = acquire(sim_store, "a")
+    clock.advance(TTL)
+    acquire(sim_store, "b")
+    with pytest.raises(Fenced):
+        guarded_write(sim_store, old)
+
+
+def test_an_expired_holder_is_fenced_before_anybody_takes_over(
+    sim_store: Store, clock: SimClock
+) -> None:
+    held = acquire(sim_store)
+    clock.advance(TTL)
+    with pytest.raises(Fenced):
+        guarded_write(sim_store, held)
+
+
+def test_a_renewed_lease_guards_with_the_handle_from_before_the_renewal(
+    sim_store: Store, clock: SimClock
+) -> None:
+    held = acquire(sim_store)
+    clock.advance(TTL - S)
+    sim_store.transact(lease.renew, [held], TTL)
+    clock.advance(TTL - S)
+    guarded_write(sim_store, held)
+
+
+def test_a_renewal_leaves_the_fence_row_alone(store: Store) -> None:
+    held = acquire(store)
+    before = store.read(lambda txn: txn.get(held.guard.fence_key))
+    store.transact(lease.renew, [held], 2 * TTL)
+    assert store.read(lambda txn: txn.get(held.guard.fence_key)) == before == held.guard.fence
+
+
+def test_a_holder_is_fenced_at_once_by_a_forced_release(store: Store) -> None:
+    held = acquire(store)
+    store.transact(lease.force_release, "w", "operator")
+    with pytest.raises(Fenced):
+        guarded_write(store, held)
+
+
+def test_a_holder_is_fenced_by_its_own_release(store: Store) -> None:
+    held = acquire(store)
+    store.transact(lease.release, held)
+    with pytest.raises(Fenced):
+        guarded_write(store, held)
+
+
+# -- renewing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec(
+    "004",
+    "Protocol B: `renew_lease(world, worker, epoch)`",
+    "a renewal by the holder moves the expiry",
+)
+def test_renewing_moves_the_expiry(sim_store: Store, clock: SimClock) -> None:
+    held = acquire(sim_store)
+    clock.advance(S)
+    [renewed] = sim_store.transact(lease.renew, [held], TTL)
+    assert renewed.expires_ns > held.expires_ns
+    assert renewed.epoch == held.epoch
+
+
+def test_renewing_never_shortens(store: Store) -> None:
+    held = acquire(store)
+    assert store.transact(lease.renew, [held], 1) == [held]
+
+
+@pytest.mark.spec(
+    "004",
+    "Protocol B: `renew_lease(world, worker, epoch)`",
+    "only the current holder under the current epoch renews",
+)
+@pytest.mark.parametrize(
+    "wrong", [{"worker": "b"}, {"incarnation": "2"}, {"epoch": 2}, {"generation": 2}]
+)
+def test_a_renewal_that_does_not_match_is_fenced(store: Store, wrong: dict[str, Any]) -> None:
+    held = acquire(store)
+    other = Lease(**{name: getattr(held, name) for name in held.__struct_fields__} | wrong)
+    assert store.transact(lease.renew, [other], TTL) == [None]
+
+
+@pytest.mark.spec("000", "Authority", "only the owner renews")
+def test_renewing_a_released_lease_is_fenced(store: Store) -> None:
+    held = acquire(store)
+    store.transact(lease.release, held)
+    assert store.transact(lease.renew, [held], TTL) == [None]
+
+
+def test_an_expired_lease_cannot_be_renewed(sim_store: Store, clock: SimClock) -> None:
+    held = acquire(sim_store)
+    clock.advance(TTL)
+    assert sim_store.transact(lease.renew, [held], TTL) == [None]
+
+
+def test_each_lease_of_a_renewal_is_answered_alone(sim_store: Store, clock: SimClock) -> None:
+    short = sim_store.transact(lease.acquire, "short", "a", "1", S)
+    long = sim_store.transact(lease.acquire, "long", "a", "1", TTL)
+    clock.advance(S)
+    lost, kept = sim_store.transact(lease.renew, [short, long], TTL)
+    assert lost is None
+    assert kept.resource == "long"
+
+
+# -- letting go ----------------------------------------------------------------------------------
+
+
+def test_after_a_release_the_next_grant_has_the_next_epoch(store: Store) -> None:
+    store.transact(lease.release, acquire(store, "a"))
+    assert acquire(store, "b").epoch == 2
+
+
+def test_the_record_of_a_released_lease_stays_and_keeps_its_epoch(store: Store) -> None:
+    store.transact(lease.release, acquire(store))
+    found = store.read(lease.current, "w")
+    assert (found.state, found.worker, found.epoch) == (State.FREE, "", 1)
+
+
+def test_an_expired_lease_can_still_be_released(sim_store: Store, clock: SimClock) -> None:
+    held = acquire(sim_store)
+    clock.advance(TTL)
+    sim_store.transact(lease.release, held)
+    assert sim_store.read(lease.current, "w").state is State.FREE
+
+
+def test_releasing_what_another_holds_is_fenced(sim_store: Store, clock: SimClock) -> None:
+    old = acquire(sim_store, "a")
+    clock.advance(TTL)
+    acquire(sim_store, "b")
+    with pytest.raises(Fenced) as error:
+        sim_store.transact(lease.release, old)
+    assert (error.value.held, error.value.current) == ("1.1", "1.2")
+
+
+@pytest.mark.spec("000", "Authority", "a forced release clears the lease, whoever holds it")
+def test_a_forced_release_frees_a_live_lease(store: Store) -> None:
+    acquire(store, "a")
+    assert store.transact(lease.force_release, "w", "operator") == 1
+    assert acquire(store, "b").epoch == 2
+
+
+@pytest.mark.spec("000", "Authority", "a forced release clears the stale mark too")
+def test_a_forced_release_clears_stale(sim_store: Store, clock: SimClock) -> None:
+    acquire(sim_store)
+    clock.advance(TTL)
+    sim_store.transact(lease.mark_stale, "w")
+    sim_store.transact(lease.force_release, "w", "operator")
+    assert sim_store.read(lease.current, "w").state is State.FREE
+
+
+def test_what_was_never_granted_cannot_be_forced(store: Store) -> None:
+    with pytest.raises(NotFound):
+        store.transact(lease.force_release, "w", "operator")
+
+
+# -- expiry --------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("000", "Authority", "an expired lease is marked before another owner is granted")
+def test_an_expiry_is_recorded_before_the_grant_that_follows(
+    sim_store: Store, clock: SimClock
+) -> None:
+    acquire(sim_store, "a")
+    clock.advance(TTL)
+    acquire(sim_store, "b")
+    assert kinds(sim_store) == [("granted", "a", 1), ("expired", "a", 1), ("granted", "b", 2)]
+    assert len({event.decided_ns for event in sim_store.read(lease.events, 1, 2)}) == 1
+
+
+def test_an_overdue_lease_is_marked_stale_once(sim_store: Store, clock: SimClock) -> None:
+    acquire(sim_store)
+    clock.advance(TTL)
+    assert sim_store.transact(lease.mark_stale, "w") is True
+    assert sim_store.transact(lease.mark_stale, "w") is False
+    assert sim_store.read(lease.current, "w").state is State.STALE
+
+
+def test_a_marked_expiry_is_not_recorded_again_by_the_grant(
+    sim_store: Store, clock: SimClock
+) -> None:
+    acquire(sim_store, "a")
+    clock.advance(TTL)
+    sim_store.transact(lease.mark_stale, "w")
+    acquire(sim_store, "b")
+    assert [kind for kind, _, _ in kinds(sim_store)] == ["granted", "expired", "granted"]
+
+
+def test_a_live_lease_is_not_marked_stale(store: Store) -> None:
+    acquire(store)
+    assert store.transact(lease.mark_stale, "w") is False
+
+
+def test_an_unknown_resource_is_not_marked_stale(store: Store) -> None:
+    assert store.transact(lease.mark_stale, "w") is False
+
+
+def test_a_wall_clock_that_jumps_expires_nothing(sim_store: Store, clock: SimClock) -> None:
+    held = acquire(sim_store)
+    clock.step_wall(3600 * S)
+    guarded_write(sim_store, held)
+
+
+# -- generations ---------------------------------------------------------------------------------
+
+
+def test_a_lease_of_an_older_generation_is_not_live(sim_store: Store) -> None:
+    acquire(sim_store, "a")
+    restored(sim_store)
+    granted = acquire(sim_store, "b")
+    assert (granted.generation, granted.epoch) == (2, 2)
+
+
+def test_its_expiry_is_recorded_all_the_same(sim_store: Store) -> None:
+    acquire(sim_store, "a")
+    restored(sim_store)
+    acquire(sim_store, "b")
+    assert ("expired", "a", 1) in kinds(sim_store)
+
+
+def test_even_its_own_holder_gets_a_new_epoch(sim_store: Store) -> None:
+    acquire(sim_store, "a", "1")
+    restored(sim_store)
+    assert acquire(sim_store, "a", "1").epoch == 2
+
+
+def test_a_lease_of_an_older_generation_can_be_neither_renewed_nor_released(
+    sim_store: Store,
+) -> None:
+    held = acquire(sim_store)
+    restored(sim_store)
+    assert sim_store.transact(lease.renew, [held], TTL) == [None]
+    with pytest.raises(Fenced):
+        sim_store.transact(lease.release, held)
+
+
+def test_a_lease_of_an_older_generation_guards_nothing(sim_store: Store) -> None:
+    held = acquire(sim_store)
+    restored(sim_store)
+    with pytest.raises(Fenced):
+        guarded_write(sim_store, held)
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def test_a_resource_that_was_never_granted_has_no_record(store: Store) -> None:
+    assert store.read(lease.current, "w") is None
+
+
+def test_the_leases_of_a_worker_are_listed_by_name(store: Store) -> None:
+    for resource in ("b", "a"):
+        store.transact(lease.acquire, resource, "x", "1", TTL)
+    store.transact(lease.acquire, "c", "y", "1", TTL)
+    assert store.read(lease.of_worker, "x", 10) == ["a", "b"]
+    assert store.read(lease.of_worker, "x", 1) == ["a"]
+
+
+@pytest.mark.parametrize("end", ["release", "force", "stale"])
+def test_what_a_worker_lost_is_listed_no_more(sim_store: Store, clock: SimClock, end: str) -> None:
+    held = acquire(sim_store)
+    if end == "release":
+        sim_store.transact(lease.release, held)
+    elif end == "force":
+        sim_store.transact(lease.force_release, "w", "")
+    else:
+        clock.advance(TTL)
+        sim_store.transact(lease.mark_stale, "w")
+    assert sim_store.read(lease.of_worker, "a", 10) == []
+
+
+def test_the_log_is_read_in_pages(store: Store) -> None:
+    for _ in range(3):
+        store.transact(lease.release, acquire(store))
+    first = store.read(lease.events, 0, 4)
+    rest = store.read(lease.events, first[-1].n, 4)
+    assert [event.n for event in first + rest] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_forced_release_is_logged_with_its_reason(store: Store) -> None:
+    acquire(store)
+    store.transact(lease.force_release, "w", "node gone")
+    assert store.read(lease.events, 1, 1)[0].reason == "node gone"
+
+
+def test_the_log_is_truncated_by_time_a_bounded_number_a_call(
+    sim_store: Store, clock: SimClock
+) -> None:
+    for _ in range(2):
+        sim_store.transact(lease.release, acquire(sim_store))
+    clock.advance(S)
+    cut_ns = sim_store.now_ns()
+    clock.advance(S)
+    acquire(sim_store)
+    removed = [sim_store.transact(lease.truncate_events, cut_ns, 3) for _ in range(3)]
+    assert removed == [3, 1, 0]
+    assert kinds(sim_store) == [("granted", "a", 3)]
+
+
+def test_numbers_of_the_log_are_not_reused_after_truncation(store: Store) -> None:
+    acquire(store)
+    store.transact(lease.truncate_events, store.now_ns() + S, 10)
+    store.transact(lease.force_release, "w", "")
+    assert [event.n for event in store.read(lease.events, 0, 10)] == [2]
+
+
+# -- the table -----------------------------------------------------------------------------------
+
+LEGAL = {
+    ("FREE", "ACQUIRE", "HELD"),
+    ("STALE", "ACQUIRE", "HELD"),
+    ("HELD", "RENEW", "HELD"),
+    ("HELD", "EXPIRE", "STALE"),
+    ("HELD", "RELEASE", "FREE"),
+    ("STALE", "RELEASE", "FREE"),
+    ("FREE", "FORCE_RELEASE", "FREE"),
+    ("HELD", "FORCE_RELEASE", "FREE"),
+    ("STALE", "FORCE_RELEASE", "FREE"),
+}
+
+
+@pytest.mark.parametrize(("state", "event", "after"), list(LEASE.pairs()))
+def test_every_pair_of_the_lease_table_is_as_drawn(
+    state: State, event: Event, after: State | None
+) -> None:
+    if after is None:
+        assert not [row for row in LEGAL if row[:2] == (state.name, event.name)]
+        with pytest.raises(IllegalTransition):
+            LEASE.next(state, event)
+    else:
+        assert (state.name, event.name, after.name) in LEGAL
+
+
+def test_every_lease_state_is_reachable_and_none_is_final() -> None:
+    assert LEASE.unreachable() == frozenset()
+    assert LEASE.terminal == frozenset()
+
+
+# -- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("resource", "worker", "incarnation", "ttl_ns", "what"),
+    [
+        ("", "a", "1", TTL, "resource"),
+        ("w", "", "1", TTL, "worker"),
+        ("w", "a", "", TTL, "incarnation"),
+        ("w" * 1000, "a", "1", TTL, "resource"),
+        ("w", "a", "1", 0, "ttl_ns"),
+        ("w", "a", "1", -1, "ttl_ns"),
+        ("w", "a", "1", TTL_NS_MAX + 1, "ttl_ns"),
+    ],
+)
+def test_a_bad_request_for_a_lease_names_what_is_wrong(
+    store: Store, resource: str, worker: str, incarnation: str, ttl_ns: int, what: str
+) -> None:
+    with pytest.raises(Invalid) as error:
+        store.transact(lease.acquire, resource, worker, incarnation, ttl_ns)
+    assert error.value.what == what
+    assert kinds(store) == []
+
+
+@pytest.mark.parametrize("limit", [-1, BATCH_MAX + 1])
+def test_a_limit_out_of_bounds_is_invalid(store: Store, limit: int) -> None:
+    for look in (
+        lambda: store.read(lease.of_worker, "a", limit),
+        lambda: store.read(lease.events, 0, limit),
+        lambda: store.transact(lease.truncate_events, 0, limit),
+    ):
+        with pytest.raises(Invalid) as error:
+            look()
+        assert error.value.what == "limit"
+
+
+def test_renewing_with_a_ttl_of_nothing_is_invalid(store: Store) -> None:
+    with pytest.raises(Invalid):
+        store.transact(lease.renew, [acquire(store)], 0)
+
+
+# -- against the sequential model ----------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Model:
+    """One resource: who holds it, until when, and the last epoch."""
+
+    holder: tuple[str, str] | None = None
+    until_ns: int = 0
+    epoch: int = 0
+
+    def acquire(self, who: tuple[str, str], now_ns: int, ttl_ns: int) -> int | None:
+        if self.holder is not None and now_ns < self.until_ns:
+            return self.epoch if self.holder == who else None
+        self.holder, self.until_ns, self.epoch = who, now_ns + ttl_ns, self.epoch + 1
+        return self.epoch
+
+    def owns(self, held: Lease) -> bool:
+        return (held.worker, held.incarnation) == self.holder and held.epoch == self.epoch
+
+
+HOLDERS = st.tuples(st.sampled_from("ab"), st.sampled_from("12"))
+
+
+class LeaseMachine(RuleBasedStateMachine):
+    """Every answer is the model's, and epochs never fall."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = SimClock()
+        self.store = LocalStore("memory:", MemoryBackend(), self.clock)
+        self.model = Model()
+        self.leases: list[Lease] = []
+        self.epoch_seen = 0
+
+    def commit_ns(self) -> int:
+        """The time that the next commit will have: at least one more than the last."""
+        engine = self.store.engine
+        return max(engine.now_ns(), engine._last_ns + 1)
+
+    @rule(who=HOLDERS, ttl=st.integers(1, 10))
+    def acquire(self, who: tuple[str, str], ttl: int) -> None:
+        expected = self.model.acquire(who, self.commit_ns(), ttl * S)
+        try:
+            got = self.store.transact(lease.acquire, "w", *who, ttl * S)
+        except Held:
+            assert expected is None
+        else:
+            assert (got.epoch, got.expires_ns) == (expected, self.model.until_ns)
+            self.leases.append(got)
+
+    @rule(at=st.integers(0, 50), ttl=st.integers(1, 10))
+    def renew(self, at: int, ttl: int) -> None:
+        if self.leases:
+            held = self.leases[at % len(self.leases)]
+            now_ns = self.commit_ns()
+            legal = self.model.owns(held) and now_ns < self.model.until_ns
+            [got] = self.store.transact(lease.renew, [held], ttl * S)
+            assert (got is not None) == legal
+            if legal:
+                self.model.until_ns = max(self.model.until_ns, now_ns + ttl * S)
+                assert got.expires_ns == self.model.until_ns
+
+    @rule(at=st.integers(0, 50))
+    def write(self, at: int) -> None:
+        if self.leases:
+            held = self.leases[at % len(self.leases)]
+            legal = self.model.owns(held) and self.commit_ns() < self.model.until_ns
+            try:
+                guarded_write(self.store, held)
+            except Fenced:
+                assert not legal
+            else:
+                assert legal
+
+    @rule(at=st.integers(0, 50))
+    def release(self, at: int) -> None:
+        if self.leases:
+            held = self.leases[at % len(self.leases)]
+            legal = self.model.owns(held)
+            try:
+                self.store.transact(lease.release, held)
+            except Fenced:
+                assert not legal
+            else:
+                assert legal
+                self.model.holder = None
+
+    @rule()
+    def force_release(self) -> None:
+        try:
+            assert self.store.transact(lease.force_release, "w", "") == self.model.epoch
+        except NotFound:
+            assert self.model.epoch == 0
+        self.model.holder = None
+
+    @rule()
+    def mark_stale(self) -> None:
+        overdue = self.model.holder is not None and self.commit_ns() >= self.model.until_ns
+        marked = self.store.transact(lease.mark_stale, "w")
+        assert not marked or overdue
+
+    @rule(seconds=st.integers(0, 12))
+    def wait(self, seconds: int) -> None:
+        self.clock.advance(seconds * S)
+
+    @invariant()
+    def epochs_never_fall(self) -> None:
+        found = self.store.read(lease.current, "w")
+        epoch = 0 if found is None else found.epoch
+        assert epoch == self.model.epoch >= self.epoch_seen
+        self.epoch_seen = epoch
+
+    @invariant()
+    def the_log_tells_of_every_grant_once(self) -> None:
+        granted = [e.epoch for e in self.store.read(lease.events, 0, 1000) if e.kind == "granted"]
+        assert granted == list(range(1, self.model.epoch + 1))
+
+
+TestLeaseAgainstItsModel = LeaseMachine.TestCase
+TestLeaseAgainstItsModel.settings = settings(max_examples=60, stateful_step_count=40)
