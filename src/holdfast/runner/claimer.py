@@ -1,0 +1,120 @@
+"""The claiming side of a runner: what is due, taken, adopted, given back.
+
+Between asking for claims and having them in hand as work, anything may fail, and so may giving them
+back. The claimer is *unsure* then, and next time looks first at what it holds already: claims that it
+was not told of are adopted, instead of running out unused and costing their items an expiry.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from holdfast.durable.queue import Claim
+from holdfast.errors import CommitUnknown, HoldfastError
+from holdfast.runner import claims
+from holdfast.runner.faults import transient
+from holdfast.runner.hooks import Hooks
+from holdfast.runner.policy import Policy
+from holdfast.runner.tick import Tick
+from holdfast.runner.work import Work
+from holdfast.store.api import Store
+
+
+class Claimer:
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        timers: str | None,
+        *,
+        owner: str,
+        extend: Callable[[Claim, int | None], int | None],
+        hooks: Hooks,
+    ) -> None:
+        self.owner = owner
+        self._store = store
+        self._queue, self._timers = queue, timers or ""
+        self.names = [queue] if timers is None else [queue, timers]
+        self._extend = extend
+        self._hooks = hooks
+        self._turn = 0
+        self._unsure = False
+
+    def next_due_ns(self) -> int | None:
+        return self._store.read(claims.next_due_ns, self.names)
+
+    def claim(
+        self, limit: int, policy: Policy, tick: Tick, in_hand: Callable[[Claim], bool]
+    ) -> deque[Work]:
+        """Up to `limit` of what is due, the queue's items before timers."""
+        if not limit:
+            return deque()
+        try:
+            adopted = self._adopt(limit, in_hand) if self._unsure else []
+            if adopted or not self._is_due():
+                works = self._works(adopted)
+            else:
+                works = self._works(self._take(limit, policy))
+        except HoldfastError as error:
+            if not (transient(error) or isinstance(error, CommitUnknown)):
+                raise
+            tick.busy += 1
+            return deque()
+        # There may be more of them than there is room for now.
+        self._unsure = bool(adopted)
+        tick.claimed += len(works)
+        return works
+
+    def hand_back(self, works: Iterable[Work], tick: Tick) -> None:
+        """Give up what was not begun, unharmed. If that fails it is adopted again, or runs out."""
+        works = list(works)
+        try:
+            answers = self._store.transact(claims.hand_back, [work.claim.token for work in works])
+        except HoldfastError as error:
+            if not (transient(error) or isinstance(error, CommitUnknown)):
+                raise
+            tick.busy += 1
+            self._unsure = True
+            return
+        for work, released in zip(works, answers, strict=True):
+            if released:
+                tick.released += 1
+                self._hooks.released()
+            else:
+                tick.lost += 1
+                self._hooks.lost(work)
+
+    def _is_due(self) -> bool:
+        """Looking is free, a claim is a commit: so look first."""
+        due_ns = self.next_due_ns()
+        return due_ns is not None and due_ns <= self._store.now_ns()
+
+    def _adopt(self, limit: int, in_hand: Callable[[Claim], bool]) -> list[Claim]:
+        held = self._store.read(claims.live_claims, self.names, self.owner)
+        return [claim for claim in held if not in_hand(claim)][:limit]
+
+    def _take(self, limit: int, policy: Policy) -> list[Claim]:
+        self._turn += 1
+        self._unsure = True
+        taken: claims.Taken = self._store.transact(
+            claims.take,
+            self._queue,
+            self._timers,
+            self.owner,
+            limit,
+            policy.reserved(self._turn, limit),
+            policy.lease_ttl_ns,
+            policy.budget,
+        )
+        return taken.items + taken.timers
+
+    def _works(self, taken: list[Claim]) -> deque[Work]:
+        if any(claim.blob for claim in taken):
+            payloads = self._store.read(claims.payloads, taken)
+        else:
+            payloads = [claim.payload for claim in taken]
+        return deque(
+            Work(claim, payload, "timer" if claim.queue == self._timers else "queue", self._extend)
+            for claim, payload in zip(taken, payloads, strict=True)
+        )

@@ -1,0 +1,77 @@
+"""Claims of a runner: one commit takes from queue and timers, one gives back what was not begun.
+
+`take` is an operation of its own because its second half depends on its first: timers get their
+reserved places, the queue the others, and timers again what the queue left over. So neither can
+starve the other, and no place stays empty while there is work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.codec import Record
+from holdfast.config import BATCH_MAX
+from holdfast.durable import queue as queues
+from holdfast.durable.queue import Budget, Claim, Token
+from holdfast.errors import ClaimLost
+from holdfast.store.api import Txn, operation
+
+
+class Taken(Record, frozen=True):
+    items: list[Claim]
+    timers: list[Claim]
+
+
+@operation
+def take(
+    txn: Txn,
+    queue: str,
+    timers: str,
+    owner: str,
+    limit: int,
+    reserved: int,
+    ttl_ns: int,
+    budget: Budget,
+) -> Taken:
+    """Claim up to `limit`, `reserved` of them from timers first. `timers` may be empty: no timers."""
+
+    def claim(name: str, places: int) -> list[Claim]:
+        return queues.claim.fn(txn, name, owner, places, ttl_ns, budget) if places else []
+
+    if not timers:
+        return Taken(claim(queue, limit), [])
+    due = claim(timers, reserved)
+    items = claim(queue, limit - len(due))
+    if len(due) == reserved:
+        due += claim(timers, limit - len(due) - len(items))
+    return Taken(items, due)
+
+
+@operation
+def hand_back(txn: Txn, claims: list[Token]) -> list[bool]:
+    """Release what was claimed and not begun, each alone; False for one that was lost already."""
+    return [_released(txn, claim) for claim in claims]
+
+
+def next_due_ns(txn: Txn, names: Sequence[str]) -> int | None:
+    """When the first of these queues has something to claim: 0 for now, None for not in sight."""
+    dues = [queues.next_due_ns(txn, name) for name in names]
+    return min((due for due in dues if due is not None), default=None)
+
+
+def live_claims(txn: Txn, names: Sequence[str], owner: str) -> list[Claim]:
+    """What an owner holds by now, whatever it was told."""
+    held = [claim for name in names for claim in queues.claims_of(txn, name, owner, BATCH_MAX)]
+    return [claim for claim in held if txn.now_ns < claim.expires_ns]
+
+
+def payloads(txn: Txn, claims: Sequence[Claim]) -> list[bytes]:
+    return [queues.payload_of(txn, claim) for claim in claims]
+
+
+def _released(txn: Txn, claim: Token) -> bool:
+    try:
+        queues.release.fn(txn, [claim])
+    except ClaimLost:
+        return False
+    return True

@@ -1,0 +1,147 @@
+"""The loop around `tick`: when to rest, what wakes it, how it starts and ends.
+
+It rests while nothing is due, or every place in the crew is taken, and then sleeps on the bell. When
+the store refuses, or claims came to nothing although something was due, it pauses for longer each
+time, so that trouble is never met with a spin.
+
+However it ends, what is in hand is finished and settled if that is possible, and the runner is
+STOPPED after. Only a crash skips that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.durable.queue import topic
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.runner.bell import Bell
+from holdfast.runner.boot import NotRunning, State
+from holdfast.runner.faults import transient
+from holdfast.runner.tick import Tick
+from holdfast.store.api import Store
+
+if TYPE_CHECKING:
+    from holdfast.runner.runner import Runner
+
+# The first pause after a fruitless tick; each further one is twice as long, up to the idle maximum.
+PAUSE_FIRST_MS = 10
+
+
+class Loop:
+    def __init__(
+        self,
+        runner: Runner,
+        store: Store,
+        queues: Sequence[str],
+        *,
+        sleep: Callable[[float], object] | None,
+    ) -> None:
+        self._runner = runner
+        self._store = store
+        self._topics = [topic(queue) for queue in queues]
+        self._sleep = sleep
+        self._running = threading.Lock()
+        self._bell: Bell | None = None
+        self._thread: threading.Thread | None = None
+        self._failure: BaseException | None = None
+        self._fruitless = 0
+
+    def start(self) -> None:
+        if self._thread is not None and self._thread.is_alive():
+            raise Invalid(what="runner", worker=self._runner.worker, why="it runs already")
+        self._failure = None
+        self._thread = threading.Thread(target=self._main, name=self._runner.worker, daemon=True)
+        self._thread.start()
+
+    def run(self) -> None:
+        if self._runner.state is State.STOPPED:
+            raise NotRunning(worker=self._runner.worker)
+        if not self._running.acquire(blocking=False):
+            raise Invalid(what="runner", worker=self._runner.worker, why="it runs already")
+        try:
+            if self._sleep is None:
+                self._bell = Bell(self._store, self._topics, name=self._runner.worker)
+            self._work()
+        finally:
+            self._runner.halt()
+            if self._bell is not None:
+                self._bell.close()
+            self._running.release()
+
+    def ring(self) -> None:
+        bell = self._bell
+        if bell is not None:
+            bell.ring()
+
+    def join(self, timeout_s: float | None) -> bool:
+        thread = self._thread
+        if thread is not None:
+            if thread is threading.current_thread():
+                return False
+            thread.join(timeout_s)
+            if thread.is_alive():
+                return False
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def finish(self, timeout_s: float | None) -> bool:
+        """Join the thread or, if there is none, finish here what ticks have left in hand."""
+        ended = self.join(timeout_s)
+        if ended and self._runner.state is State.STOPPING:
+            self.run()
+        return ended
+
+    def _main(self) -> None:
+        try:
+            self.run()
+        except BaseException as error:
+            self._failure = error
+
+    def _work(self) -> None:
+        runner = self._runner
+        try:
+            while runner.state is State.RUNNING or runner.in_hand:
+                self._rest(runner.tick())
+        except Exception as error:
+            runner.hooks.loop_error(error)
+            runner.request_stop()
+            with contextlib.suppress(Exception):
+                while runner.in_hand:
+                    self._rest(runner.tick())
+            raise
+
+    def _rest(self, tick: Tick) -> None:
+        runner = self._runner
+        stopping = runner.state is not State.RUNNING
+        if stopping and not runner.in_hand:
+            return
+        longest_ms = runner.policy.idle_sleep_max_ms
+        claiming = bool(runner.room) and not stopping
+        if tick.moved and not tick.busy and claiming:
+            self._fruitless = 0
+            return
+        pause_ms = self._idle_ms() if claiming else longest_ms
+        if tick.busy or pause_ms == 0:
+            pause_ms = min(PAUSE_FIRST_MS << min(self._fruitless, 20), longest_ms)
+            self._fruitless += 1
+        else:
+            self._fruitless = 0
+        self._pause(pause_ms / 1000)
+
+    def _idle_ms(self) -> int:
+        try:
+            return self._runner.idle_sleep_ms()
+        except HoldfastError as error:
+            if not transient(error):
+                raise
+            return 0
+
+    def _pause(self, seconds: float) -> None:
+        if self._sleep is not None:
+            self._sleep(seconds)
+        elif self._bell is not None:
+            self._bell.wait(seconds)

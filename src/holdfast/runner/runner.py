@@ -1,0 +1,291 @@
+"""The runner: the one loop that works off a queue, whatever is in it.
+
+    tick    settle what finished → claim from queue and timers → handle → settle
+    loop    tick, then sleep until something is put, due, finished or to be stopped
+
+- A handler runs outside any transaction, under a claim. Its item is acknowledged, requeued or buried
+  under that claim's token: nothing is settled twice, and nothing after its time.
+- A tick settles all in one commit, unless handlers run long: then what is finished goes first, and
+  what is not begun is given back while its claim still has time.
+- A store that is busy, or says conflict or not found, makes the tick busy; it never ends the loop.
+- A crash (a BaseException that is no Exception) goes right through and settles nothing.
+
+`tick` may be driven directly, by the simulator or by a host with a scheduler of its own; without a
+crew no thread is started then. With `concurrency` above 1 handlers run in a crew of threads, and a
+tick only gives and collects.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+
+from holdfast.clock import MS, SYSTEM, Clock
+from holdfast.durable import queue as queues
+from holdfast.durable.queue import Claim
+from holdfast.errors import Invalid
+from holdfast.runner import boot
+from holdfast.runner.boot import LIFE, Event, NotRunning, State
+from holdfast.runner.claimer import Claimer
+from holdfast.runner.counters import Counters
+from holdfast.runner.crew import Crew
+from holdfast.runner.faults import Fault
+from holdfast.runner.gate import Gate
+from holdfast.runner.hooks import Hooks, LogSink, ReplayHook
+from holdfast.runner.loop import Loop
+from holdfast.runner.policy import Policy
+from holdfast.runner.settle import Desk
+from holdfast.runner.tick import Tick
+from holdfast.runner.work import Handler, Outcome, Work, attempt
+from holdfast.store.api import Store
+
+# Threads of one runner's crew.
+CONCURRENCY_MAX = 1_000
+
+
+class Runner:
+    def __init__(
+        self,
+        store: Store,
+        queue: str,
+        handler: Handler,
+        *,
+        worker: str,
+        timers: str | None = None,
+        policy: Policy | None = None,
+        clock: Clock = SYSTEM,
+        sleep: Callable[[float], object] | None = None,
+        gate: Gate | None = None,
+        concurrency: int = 1,
+        counters: Counters | None = None,
+        log: LogSink | None = None,
+        replay: ReplayHook | None = None,
+        bootstrap: bool = False,
+    ) -> None:
+        """`timers` names a second queue, of items put with a `not_before_ns`.
+
+        `sleep` is what the loop rests with instead of waiting for the store to call.
+        """
+        if not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise Invalid(what="concurrency", found=concurrency, expected=f"1 to {CONCURRENCY_MAX}")
+        if timers == queue:
+            raise Invalid(what="timers", found=timers, expected="another name than the queue's")
+        self.worker = worker
+        self.counters = counters or Counters()
+        self.hooks = Hooks(worker, self.counters, log, replay)
+        self.last_progress_ns = clock.mono_ns()
+        self._store = store
+        self._queue, self._timers = queue, timers
+        self._handler = handler
+        self._policy = policy or Policy.default()
+        self._clock = clock
+        self._gate = gate or Gate()
+        self._concurrency = concurrency
+        self._bootstrap = bootstrap
+        self._state = LIFE.initial
+        self._life = threading.Lock()
+        self._crew: Crew | None = None
+        self._fatal: Exception | None = None
+        self._sleep = sleep
+        self._begin()
+
+    # -- life ----------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        return self._state
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @property
+    def owner(self) -> str:
+        """The name in our claims. It is new at each boot, so that we fence our former selves."""
+        return self._claimer.owner
+
+    def set_policy(self, policy: Policy) -> None:
+        """In force from the next tick on."""
+        self._policy = policy
+
+    def boot(self, layout: Mapping[str, int] | None = None) -> None:
+        """STOPPED → RUNNING, or an error and still stopped."""
+        with self._life:
+            booted = LIFE.next(self._state, Event.BOOT, worker=self.worker)
+            boot.check_spaces(boot.spaces() if layout is None else layout)
+            self._store.transact(boot.ensure_marker, boot.SCHEMA, bootstrap=self._bootstrap)
+            self._begin()
+            self._state = booted
+
+    def start(self) -> None:
+        """Boot if need be, and loop in a thread of its own."""
+        if self._state is State.STOPPED:
+            self.boot()
+        self._loop.start()
+
+    def run(self) -> None:
+        """Loop in this thread until a stop is asked for and nothing is in hand any more."""
+        self._loop.run()
+
+    def request_stop(self) -> None:
+        """No more claims from now on. Any thread may ask, a handler's too."""
+        with self._life:
+            if LIFE.allows(self._state, Event.STOP):
+                self._state = LIFE.next(self._state, Event.STOP)
+        self._loop.ring()
+
+    def join(self, timeout_s: float | None = None) -> bool:
+        """Wait for the loop to end; False if it has not by then. Raises the error that ended it."""
+        return self._loop.join(timeout_s)
+
+    def shutdown(self, timeout_s: float | None = None) -> bool:
+        """Stop, settle what is in hand, and wait until it is done, as `join` does."""
+        self.request_stop()
+        return self._loop.finish(timeout_s)
+
+    def halt(self) -> None:
+        """The end of the loop. Whatever is still in hand is left to run out."""
+        self.request_stop()
+        with self._life:
+            if LIFE.allows(self._state, Event.HALT):
+                self._state = LIFE.next(self._state, Event.HALT)
+                if self._crew is not None:
+                    self._crew.close()
+                    self._crew = None
+
+    def __enter__(self) -> Runner:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.shutdown()
+
+    def _begin(self) -> None:
+        owner = f"{self.worker}/{self._clock.entropy(6).hex()}"
+        self._claimer = Claimer(
+            self._store,
+            self._queue,
+            self._timers,
+            owner=owner,
+            extend=self._extend,
+            hooks=self.hooks,
+        )
+        self._desk = Desk(self._store, self.hooks)
+        self._loop = Loop(self, self._store, self._claimer.names, sleep=self._sleep)
+        self._fatal = None
+
+    # -- one tick ------------------------------------------------------------------------------
+
+    @property
+    def in_hand(self) -> bool:
+        """Whether something is handled or finished that the store does not know of yet."""
+        return bool(self._desk.outcomes) or (self._crew is not None and self._crew.busy)
+
+    @property
+    def room(self) -> int:
+        """How many more items may be handled at once."""
+        if self._concurrency == 1:
+            return self._policy.max_batch
+        return self._concurrency if self._crew is None else self._crew.room
+
+    def tick(self) -> Tick:
+        """Handle up to a batch. Waits for the store and, without a crew, for its handlers."""
+        with self._gate:
+            if self._state is State.STOPPED:
+                raise NotRunning(worker=self.worker)
+            policy, tick = self._policy, Tick()
+            self._collect(policy, tick)
+            self._desk.settle(policy, tick)
+            # While the store does not take what is finished, nothing more is begun.
+            if self._state is State.RUNNING and not self._desk.outcomes:
+                limit = min(policy.max_batch, self.room)
+                self._handle(self._claimer.claim(limit, policy, tick, self._has), policy, tick)
+                self._desk.settle(policy, tick)
+            self._progress()
+            self._surface(policy)
+            return tick
+
+    def idle_sleep_ms(self) -> int:
+        """How long there is nothing to do: until the next item is due, within the policy's bound."""
+        with self._gate:
+            due_ns = self._claimer.next_due_ns()
+        longest_ms = self._policy.idle_sleep_max_ms
+        if due_ns is None:
+            return longest_ms
+        return max(0, min(-((self._store.now_ns() - due_ns) // MS), longest_ms))
+
+    def _collect(self, policy: Policy, tick: Tick) -> None:
+        for outcome in self._crew.collect() if self._crew is not None else ():
+            self._ended(outcome, policy, tick)
+
+    def _handle(self, works: deque[Work], policy: Policy, tick: Tick) -> None:
+        if self._concurrency == 1:
+            self._handle_here(works, policy, tick)
+        elif works:
+            if self._crew is None:
+                self._crew = Crew(
+                    self._concurrency, self._attempt, self._loop.ring, name=self.worker
+                )
+            for work in works:
+                self.hooks.began(work)
+                self._crew.give(work)
+
+    def _handle_here(self, works: deque[Work], policy: Policy, tick: Tick) -> None:
+        settle_at_ns = self._clock.mono_ns() + policy.settle_after_ms * MS
+        # The first item is begun if its claim lives at all, so that every batch gets somewhere;
+        # the others only with half a lease before them.
+        needs_ns = 0
+        while works:
+            if self._clock.mono_ns() >= settle_at_ns and not tick.busy:
+                self._desk.settle(policy, tick)
+                settle_at_ns = self._clock.mono_ns() + policy.settle_after_ms * MS
+            late = works[0].deadline_ns <= self._store.now_ns() + needs_ns
+            if late or self._cut_short(policy):
+                self._claimer.hand_back(works, tick)
+                return
+            work = works.popleft()
+            self.hooks.began(work)
+            self._ended(self._attempt(work), policy, tick)
+            self._progress()
+            needs_ns = policy.lease_ttl_ns // 2
+
+    def _attempt(self, work: Work) -> Outcome:
+        return attempt(work, self._handler, self._clock)
+
+    def _ended(self, outcome: Outcome, policy: Policy, tick: Tick) -> None:
+        if outcome.work.lost:
+            tick.lost += 1
+            self.hooks.lost(outcome.work)
+            return
+        fault = policy.faults.of(outcome.error)
+        self.hooks.ended(outcome, fault)
+        self._desk.outcomes.append(outcome)
+        if fault is Fault.FATAL and self._fatal is None:
+            self._fatal = outcome.error
+
+    def _cut_short(self, policy: Policy) -> bool:
+        alarmed = self._fatal is not None and policy.on_fatal != "go_on"
+        return alarmed or self._state is not State.RUNNING
+
+    def _surface(self, policy: Policy) -> None:
+        """A non-retryable error is the policy's to decide on, once its item is kept."""
+        if self._fatal is None or self._desk.outcomes:
+            return
+        fatal, self._fatal = self._fatal, None
+        if policy.on_fatal == "stop":
+            self.request_stop()
+        elif policy.on_fatal == "raise" and self._state is State.RUNNING:
+            raise fatal
+
+    def _has(self, claim: Claim) -> bool:
+        return self._crew is not None and self._crew.has(claim)
+
+    def _extend(self, claim: Claim, ttl_ms: int | None) -> int | None:
+        ttl_ns = self._policy.lease_ttl_ns if ttl_ms is None else ttl_ms * MS
+        answers: list[int | None] = self._store.transact(queues.extend, [claim.token], ttl_ns)
+        self._progress()
+        return answers[0]
+
+    def _progress(self) -> None:
+        self.last_progress_ns = self._clock.mono_ns()

@@ -1,0 +1,78 @@
+"""What a handler gets, and what came of it.
+
+A `Work` is one claimed item in a handler's hands. Its handler runs outside any transaction, may run
+again after a crash, and ends in one of three ways: it returns (done), it raises (`faults` says what
+that means), or its claim runs out first and whatever it did is somebody else's to settle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from holdfast.clock import Clock
+from holdfast.durable.queue import Claim
+from holdfast.errors import ClaimLost
+
+Kind = Literal["queue", "timer"]
+
+
+class Work:
+    """`deadline_ns` is store time: what is not settled by then was not done by us."""
+
+    __slots__ = ("_extend", "attempt", "claim", "deadline_ns", "kind", "lost", "payload", "seq")
+
+    def __init__(
+        self,
+        claim: Claim,
+        payload: bytes,
+        kind: Kind,
+        extend: Callable[[Claim, int | None], int | None],
+    ) -> None:
+        self.claim = claim
+        self.payload = payload
+        self.kind: Kind = kind
+        self.seq = claim.seq
+        # Failures and expired claims are attempts; an item that was given back unharmed had none.
+        self.attempt = claim.failures + claim.expiries + 1
+        self.deadline_ns = claim.expires_ns
+        self.lost = False
+        self._extend = extend
+
+    def extend(self, ttl_ms: int | None = None) -> int:
+        """Ask for more time from now on (the policy's lease by default); the new deadline."""
+        deadline_ns = self._extend(self.claim, ttl_ms)
+        if deadline_ns is None:
+            self.lost = True
+            raise ClaimLost(queue=self.claim.queue, seq=self.seq, number=self.claim.number)
+        self.deadline_ns = deadline_ns
+        return deadline_ns
+
+
+class Handler(Protocol):
+    def __call__(self, work: Work, /) -> object: ...
+
+
+@dataclass(slots=True, eq=False)
+class Outcome:
+    """How one attempt ended, and how far its settlement got."""
+
+    work: Work
+    error: Exception | None
+    latency_ns: int
+    # Settlements that the store refused so far.
+    refusals: int = 0
+    # True after a commit of unknown outcome: look before it is settled again.
+    unsure: bool = False
+
+
+def attempt(work: Work, handler: Handler, clock: Clock) -> Outcome:
+    """Run the handler. Only an Exception is an outcome: a crash or an interrupt goes right through."""
+    began_ns = clock.mono_ns()
+    error: Exception | None = None
+    try:
+        handler(work)
+    except Exception as raised:
+        error = raised
+    return Outcome(work, error, clock.mono_ns() - began_ns)
