@@ -49,6 +49,9 @@ COMMIT_TXNS_MAX = 2048
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 TOPICS_MAX = 100_000
 SCAN_PAGE = 1000
+# Entries of a journal below its checkpoint are packed by so many, or so many bytes, to a segment.
+SEGMENT_ENTRIES = 512
+SEGMENT_BYTES_MAX = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

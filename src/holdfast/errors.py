@@ -15,12 +15,15 @@
     ├── Conflict              retry: somebody else committed first
     ├── Busy                  retry later: nothing is wrong
     │   ├── Held              wait: another holder's lease is live
+    │   │   └── AlreadyHeldByOther  another leads this universe; the error says until when
     │   ├── Overloaded        wait for the time it names: too much is waiting already
     │   ├── StoreBusy         another process has the store to itself
     │   └── WriterLost        the writer process went away and none came back yet
     ├── Timeout               it took longer than you allowed
     ├── Fenced                stop: somebody else may act on this now
-    │   └── ClaimLost         drop the item: the claim expired or was taken over
+    │   ├── ClaimLost         drop the item: the claim expired or was taken over
+    │   ├── NotHeld           acquire again: nobody leads by this lease any more
+    │   └── OwnerMismatch     step down: another leads now
     ├── CommitUnknown         look before you repeat: it may or may not have happened
     └── StoreError            call an operator; the hint says what to do
         ├── StoreClosed
@@ -132,6 +135,11 @@ class Held(Busy):
     code = "held"
 
 
+class AlreadyHeldByOther(Held):
+    code = "already_held_by_other"
+    hint = "it is free at until_ns at the latest, unless its owner renews"
+
+
 class StoreBusy(Busy):
     code = "store_busy"
     hint = "another process has this store open; stop it first"
@@ -158,6 +166,14 @@ class Fenced(HoldfastError):
 
 class ClaimLost(Fenced):
     code = "claim_lost"
+
+
+class NotHeld(Fenced):
+    code = "not_held"
+
+
+class OwnerMismatch(Fenced):
+    code = "owner_mismatch"
 
 
 class CommitUnknown(HoldfastError):

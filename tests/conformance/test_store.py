@@ -353,6 +353,14 @@ def test_a_wait_ends_when_its_time_is_up_and_other_topics_do_not_wake_it(store: 
     assert store.wait("t", since, 0.1) == since
 
 
+def test_a_wait_for_several_topics_ends_with_any_of_them(store: Store) -> None:
+    since = store.wait(["t", "u"], 0, 0.05)
+    store.transact(lambda txn: txn.notify("u"))
+    since = store.wait(["t", "u"], since, 30)
+    assert since > 0
+    assert store.wait(["t", "u"], since, 0.1) == since
+
+
 def test_an_aborted_transaction_wakes_nobody(store: Store) -> None:
     since = store.wait("t", 0, 0.05)
 

@@ -1,5 +1,6 @@
 """The journal: heights without gaps, an expected head, a chain of hashes, truncation."""
 
+import zlib
 from typing import Any
 
 import pytest
@@ -303,3 +304,72 @@ def test_whatever_is_appended_and_truncated_the_rest_is_read_back_and_verifies(
     floor = store.read(journal.head, "w").floor
     assert bodies(store, floor) == written[floor - 1 :]
     store.read(journal.verify, "w")
+
+
+# -- segments ------------------------------------------------------------------------------------
+
+
+def mixed(store: Store, count: int, checkpoint: int) -> list[journal.Entry]:
+    def fill(txn: Txn) -> None:
+        large = b"L" * (BLOB_THRESHOLD_BYTES + 1)
+        bodies = [large if n % 7 == 0 else b"body %d" % n for n in range(count)]
+        journal.append(txn, "s", bodies, expected_head=0)
+        journal.checkpoint(txn, "s", checkpoint)
+
+    store.transact(fill)
+    return everything(store)
+
+
+def everything(store: Store, lo: int = 1) -> list[journal.Entry]:
+    found: list[journal.Entry] = store.read(journal.read, "s", lo, 10_000, 10_000)
+    return found
+
+
+def test_packing_entries_into_segments_changes_nothing_that_is_read(store: Store) -> None:
+    before = mixed(store, 50, checkpoint=40)
+    assert store.transact(lambda txn: journal.compact(txn, "s", 16)) == 16
+    assert store.transact(lambda txn: journal.compact(txn, "s", 16)) == 16
+    assert everything(store) == before
+    assert everything(store, lo=20) == before[19:]
+    store.read(journal.verify, "s")
+    for lo, hi, limit in [(1, 5, 10), (15, 18, 10), (16, 17, 1), (30, 36, 10), (33, 50, 3)]:
+        expected = before[lo - 1 : hi - 1][:limit]
+        assert store.read(journal.read, "s", lo, hi, limit) == expected
+
+
+def test_packing_stops_below_the_checkpoint_and_goes_on_where_it_stopped(store: Store) -> None:
+    mixed(store, 20, checkpoint=12)
+    packed = [store.transact(lambda txn: journal.compact(txn, "s", 5)) for _ in range(4)]
+    assert packed == [5, 5, 0, 0]
+    assert store.read(journal.head, "s").packed == 10
+
+
+def test_segments_are_truncated_whole_and_the_rest_still_verifies(store: Store) -> None:
+    before = mixed(store, 50, checkpoint=40)
+    store.transact(lambda txn: journal.compact(txn, "s", 16))
+    store.transact(lambda txn: journal.compact(txn, "s", 16))
+    assert store.transact(lambda txn: journal.truncate(txn, "s", 5)) == 16
+    assert everything(store, lo=17) == before[16:]
+    store.read(journal.verify, "s")
+    assert store.transact(lambda txn: journal.truncate(txn, "s", 100)) == 16
+    assert store.transact(lambda txn: journal.truncate(txn, "s", 100)) == 7
+    assert store.transact(lambda txn: journal.truncate(txn, "s", 100)) == 0
+    assert everything(store, lo=40) == before[39:]
+    store.read(journal.verify, "s")
+
+
+def test_a_changed_segment_is_found_by_the_chain(store: Store) -> None:
+    mixed(store, 20, checkpoint=20)
+    store.transact(lambda txn: journal.compact(txn, "s", 10))
+
+    def tamper(txn: Txn) -> None:
+        prefix = schema.prefix(schema.Space.JOURNAL, "s", "s")
+        [(key, row)] = txn.scan(prefix, tuples.after(prefix))
+        first, entries = codec.unpack(zlib.decompress(row))
+        entries[3][2] = b"another body"
+        txn.put(key, zlib.compress(codec.pack([first, entries])))
+
+    store.transact(tamper)
+    with pytest.raises(StoreCorrupt) as caught:
+        store.read(journal.verify, "s")
+    assert caught.value.height == 4

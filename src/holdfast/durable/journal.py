@@ -6,6 +6,9 @@
   the first height at which anything differs from what was appended.
 - Entries go away only by `truncate`, and only those below the checkpoint. What is left still
   verifies: the head keeps the hash on which the lowest kept entry stands.
+- `compact` packs entries below the checkpoint into segments, a bounded number at a time and in one
+  transaction, so it can stop and go on anywhere. Nothing is lost by it: reading and verifying go
+  through segments as through entries.
 
 These are plain functions: an append belongs into the one transaction of its writer, together with
 whatever else that cycle decided. `HeadMoved` is not `Fenced`: the lease may well be good, and it is
@@ -14,6 +17,7 @@ the state in memory that is old, as after a commit whose answer was lost.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from hashlib import sha256
@@ -22,7 +26,7 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import HASH_BYTES, Record
-from holdfast.config import BLOB_THRESHOLD_BYTES, SCAN_PAGE
+from holdfast.config import BLOB_THRESHOLD_BYTES, SCAN_PAGE, SEGMENT_BYTES_MAX, SEGMENT_ENTRIES
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import HeadMoved, Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
@@ -39,6 +43,8 @@ class Head(Record, frozen=True):
     checkpoint: int = 0
     floor: int = 1
     below: bytes = GENESIS
+    # Entries up to this height are in segments.
+    packed: int = 0
 
 
 class Entry(Record, frozen=True):
@@ -158,36 +164,72 @@ def checkpoint(txn: Txn, subject: str, height: int) -> None:
 
 
 def truncate(txn: Txn, subject: str, limit: int) -> int:
-    """Remove the lowest entries, never the checkpoint's nor one above it; how many."""
+    """Remove the lowest entries, never the checkpoint's nor one above it; how many.
+
+    What is packed goes by whole segments, one a call.
+    """
     check_limit(limit)
     keys = _keys(subject)
     was = head(txn, subject)
-    gone = _kept(txn, subject, was.floor, was.checkpoint, limit)
-    for height, kept in gone:
-        txn.delete(keys.entries + tuples.pack_int(height))
+    gone: list[tuple[int, Kept]] = []
+    if was.floor <= was.packed and limit:
+        [(top, gone)] = _segments(txn, keys, was.floor, 1)
+        txn.delete(keys.segments + tuples.pack_int(top))
+    elif was.packed < was.floor:
+        gone = _singles(txn, keys, was.floor, was.checkpoint, limit)
+        for height, _ in gone:
+            txn.delete(keys.entries + tuples.pack_int(height))
+    if not gone:
+        return 0
+    for _, kept in gone:
         if kept.blob:
             blobs.release(txn, kept.blob)
-    if gone:
-        height, kept = gone[-1]
-        now = replace(was, floor=height + 1, below=kept.hash)
-        txn.put(keys.head, codec.pack(now))
+    height, kept = gone[-1]
+    txn.put(keys.head, codec.pack(replace(was, floor=height + 1, below=kept.hash)))
     return len(gone)
+
+
+def compact(txn: Txn, subject: str, limit: int = SEGMENT_ENTRIES) -> int:
+    """Pack the lowest single entries, strictly below the checkpoint, into a segment; how many."""
+    check_limit(limit)
+    keys = _keys(subject)
+    was = head(txn, subject)
+    lo = max(was.packed + 1, was.floor)
+    found = _singles(txn, keys, lo, was.checkpoint, limit)
+    size = 0
+    taken: list[tuple[int, Kept]] = []
+    for height, kept in found:
+        size += len(kept.body)
+        if taken and size > SEGMENT_BYTES_MAX:
+            break
+        taken.append((height, kept))
+    if len(taken) < 2:
+        return 0
+    for height, _ in taken:
+        txn.delete(keys.entries + tuples.pack_int(height))
+    top = taken[-1][0]
+    packed = zlib.compress(codec.pack([lo, [kept for _, kept in taken]]), 1)
+    txn.put(keys.segments + tuples.pack_int(top), packed)
+    txn.put(keys.head, codec.pack(replace(was, packed=top)))
+    return len(taken)
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
 class _Keys:
-    __slots__ = ("entries", "head")
+    __slots__ = ("entries", "head", "segments")
 
     def __init__(self, subject: str) -> None:
         check_name("subject", subject)
         self.head = schema.prefix(schema.Space.JOURNAL, subject, "head")
         self.entries = schema.prefix(schema.Space.JOURNAL, subject, "e")
+        self.segments = schema.prefix(schema.Space.JOURNAL, subject, "s")
 
 
 _keys = lru_cache(maxsize=65536)(_Keys)
 _decode = codec.decoder(Kept).decode
+_decode_segment = codec.decoder(tuple[int, list[Kept]]).decode
 
 
 def _link(last: bytes, height: int, at_ns: int, body: bytes, blob: bytes) -> bytes:
@@ -198,10 +240,37 @@ def _link(last: bytes, height: int, at_ns: int, body: bytes, blob: bytes) -> byt
 
 
 def _kept(txn: Txn, subject: str, lo: int, hi: int, limit: int) -> list[tuple[int, Kept]]:
-    prefix = _keys(subject).entries
+    """Entries lo <= height < hi, from segments and from rows of their own."""
+    keys = _keys(subject)
+    found: list[tuple[int, Kept]] = []
+    packed = head(txn, subject).packed
+    while lo <= packed and lo < hi and len(found) < limit:
+        segment = _segments(txn, keys, lo, 1)
+        if not segment:
+            return found
+        [(top, entries)] = segment
+        found += [(height, kept) for height, kept in entries if lo <= height < hi]
+        lo = top + 1
+    return (found + _singles(txn, keys, lo, hi, max(limit - len(found), 0)))[:limit]
+
+
+def _singles(txn: Txn, keys: _Keys, lo: int, hi: int, limit: int) -> list[tuple[int, Kept]]:
+    prefix = keys.entries
     rows: list[Row] = (
         txn.scan(prefix + tuples.pack_int(lo), prefix + tuples.pack_int(hi), limit)
         if lo < hi
         else []
     )
     return [(tuples.unpack_last_int(key, len(prefix)), _decode(row)) for key, row in rows]
+
+
+def _segments(
+    txn: Txn, keys: _Keys, lo: int, limit: int
+) -> list[tuple[int, list[tuple[int, Kept]]]]:
+    """Segments that reach to a height or above: (their top, their entries)."""
+    prefix = keys.segments
+    found = []
+    for key, row in txn.scan(prefix + tuples.pack_int(lo), tuples.after(prefix), limit):
+        first, entries = _decode_segment(zlib.decompress(row))
+        found.append((tuples.unpack_last_int(key, len(prefix)), list(enumerate(entries, first))))
+    return found

@@ -22,7 +22,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
@@ -118,8 +118,8 @@ class Store(Protocol):
     ) -> Future[Any]:
         """Like transact, but answers at once with a future that can be awaited."""
 
-    def wait(self, topic: str, since: int, timeout: float) -> int:
-        """Sleep until the topic was notified after commit `since`, or the time is up.
+    def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
+        """Sleep until the topic, or one of them, was notified after commit `since`, or time is up.
 
         Returns the commit number to wait from next time. It is a hint: look again, always.
         """

@@ -11,12 +11,14 @@ import os
 import shutil
 from pathlib import Path
 
+import lmdb
+
 from holdfast import codec
 from holdfast.clock import SYSTEM, S
-from holdfast.errors import Invalid, NotFound, StoreBusy
+from holdfast.errors import Invalid, NotFound, StoreBusy, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.engine import guard_schema
-from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
+from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
 from holdfast.store.writer import take_lock
 
 
@@ -59,7 +61,7 @@ def restore(source: Path, target: Path) -> int:
         (target / "lock.mdb").unlink(missing_ok=True)
         _sync(target)
         return generation
-    except OSError as error:
+    except (lmdb.Error, OSError) as error:
         raise storage_error(error, target) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)
@@ -70,7 +72,7 @@ def _renew(path: Path) -> int:
     backend = LmdbBackend(path, readonly=False)
     try:
         if not check_length(backend):
-            touch_all(backend)
+            raise StoreCorrupt(path=str(path / "data.mdb"), why="the backup is cut off")
         txn = backend.begin()
         try:
             guard_schema(

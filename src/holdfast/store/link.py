@@ -261,17 +261,19 @@ class Link:
 
     # -- topics --------------------------------------------------------------------------------
 
-    def wait(self, topic: str, since: int, timeout: float) -> int:
-        if type(topic) is not str:
-            raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
-        if topic not in self._watched:
-            self._watched.add(topic)
+    def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
+        fresh = [topic for topic in topics if topic not in self._watched]
+        if fresh:
+            for topic in fresh:
+                if type(topic) is not str:
+                    raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
+            self._watched.update(fresh)
             with self._sending:
-                self._send(frame(encode([[], [topic]])))
+                self._send(frame(encode([[], fresh])))
             self._flush()
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
         while True:
-            last = self._topics.get(topic)
+            last = self._heard(topics)
             # Not equal, rather than greater: a restored store counts from its backup on.
             if last is not None and last != since:
                 return last
@@ -280,18 +282,29 @@ class Link:
                 raise StoreClosed(path=str(self._path))
             if left <= 0:
                 return since
-            sleeper = threading.Lock()
-            sleeper.acquire()
+            self._sleep(topics, last, left)
+
+    def _heard(self, topics: Sequence[str]) -> int | None:
+        """The last commit that notified any of them; None before the writer has said."""
+        found = [self._topics[topic] for topic in topics if topic in self._topics]
+        return max(found) if len(found) == len(topics) else None
+
+    def _sleep(self, topics: Sequence[str], last: int | None, timeout: float) -> None:
+        sleeper = threading.Lock()
+        sleeper.acquire()
+        for topic in topics:
             self._sleepers.setdefault(topic, []).append(sleeper)
-            if self._topics.get(topic) == last:
-                if self._reading.acquire(False):
-                    try:
-                        self._read(left)
-                    finally:
-                        self._reading.release()
-                        self._pass_on()
-                else:
-                    sleeper.acquire(timeout=left)
+        # Looked at again now that we are listed: whoever notifies looks in the other order.
+        if self._heard(topics) == last:
+            if self._reading.acquire(False):
+                try:
+                    self._read(timeout)
+                finally:
+                    self._reading.release()
+                    self._pass_on()
+            else:
+                sleeper.acquire(timeout=timeout)
+        for topic in topics:
             with contextlib.suppress(KeyError, ValueError):
                 self._sleepers[topic].remove(sleeper)
 

@@ -11,20 +11,29 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import lmdb
+
 from holdfast.clock import SYSTEM
 from holdfast.config import TRANSACT_TRIES_FREE, TRANSACT_TRIES_MAX, WriterLimits
-from holdfast.errors import Conflict, HoldfastError, StoreClosed, StoreForked, StoreReplaced
+from holdfast.errors import (
+    Conflict,
+    HoldfastError,
+    NotFound,
+    StoreClosed,
+    StoreForked,
+    StoreReplaced,
+)
 from holdfast.store import backup as backups
 from holdfast.store.api import settled
 from holdfast.store.engine import Answer
 from holdfast.store.future import Submitted
 from holdfast.store.link import Link
 from holdfast.store.local import refuse_writes
-from holdfast.store.rows import LmdbBackend, prepare
+from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.txn import ClientTxn
 from holdfast.store.wire import fill, request_of
 
@@ -41,6 +50,8 @@ class LmdbStore:
         self.url = f"lmdb:{self.path}"
         self._gone: type[StoreClosed] | type[StoreForked] | None = None
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        if not bootstrap and not (self.path / "data.mdb").exists():
+            raise NotFound(what="store", path=str(self.path), why="none here, and bootstrap is off")
         prepare(self.path)
         self._link = Link(self.path, bootstrap=bootstrap, limits=limits or WriterLimits())
         try:
@@ -96,9 +107,9 @@ class LmdbStore:
         self._submit(future, fn, args, kwargs, TRANSACT_TRIES_MAX)
         return future
 
-    def wait(self, topic: str, since: int, timeout: float) -> int:
+    def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()
-        return self._link.wait(topic, since, timeout)
+        return self._link.wait((topic,) if isinstance(topic, str) else topic, since, timeout)
 
     def backup(self, path: str) -> None:
         self._check()
@@ -131,6 +142,8 @@ class LmdbStore:
                 snapshot, snapshot=snapshot.id, generation=self.generation, now=self.now_ns
             )
             return txn, fn(txn, *args, **kwargs)
+        except lmdb.Error as error:
+            raise storage_error(error, self.path) from None
         finally:
             snapshot.close()
 

@@ -7,7 +7,7 @@ use it; programs that share a directory use `LmdbStore`, which has a process for
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.clock import Clock, S
@@ -70,11 +70,12 @@ class LocalStore:
             Completions().complete(future, error=error)
         return future
 
-    def wait(self, topic: str, since: int, timeout: float) -> int:
+    def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
+        topics = (topic,) if isinstance(topic, str) else topic
         deadline_ns = self.clock.mono_ns() + int(timeout * S)
         with self._rung:
             while True:
-                last = self.engine.topics.get(topic, 0)
+                last = max(self.engine.topics.get(one, 0) for one in topics)
                 if last > since:
                     return last
                 left_ns = deadline_ns - self.clock.mono_ns()

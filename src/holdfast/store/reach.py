@@ -24,13 +24,13 @@ from holdfast.clock import MS, SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import StoreCorrupt, WriterLost, from_wire
 from holdfast.store.wire import PROTOCOL, Frames, Hello, Welcome, decode_welcome, encode, frame
-from holdfast.store.writer import SOCKET, Arguments, directory_of
+from holdfast.store.writer import LOCK, SOCKET, Arguments, directory_of
 
 
 def reach(path: Path, *, bootstrap: bool, limits: WriterLimits) -> tuple[socket.socket, Welcome]:
     """A connection to the directory's writer, who has said welcome."""
     deadline_ns = SYSTEM.mono_ns() + int(limits.connect_s * S)
-    silent_ns = 0
+    silent_ns = still_since_ns = 0
     pause_s = 0.002
     trouble = "no writer answered"
     while SYSTEM.mono_ns() < deadline_ns:
@@ -38,7 +38,14 @@ def reach(path: Path, *, bootstrap: bool, limits: WriterLimits) -> tuple[socket.
             sock = dial(path)
         except (FileNotFoundError, ConnectionRefusedError, NotADirectoryError):
             if start_writer(path, bootstrap=bootstrap, limits=limits) == "held":
-                # Another process starts one right now, or one is on its way out.
+                # Another process starts one right now, or one is on its way out, or stands still.
+                pid, born = _lock_holder(path)
+                if not is_stopped(pid):
+                    still_since_ns = 0
+                elif not still_since_ns:
+                    still_since_ns = SYSTEM.mono_ns()
+                elif SYSTEM.mono_ns() - still_since_ns > limits.stopped_s * S:
+                    kill_exactly(pid, born)
                 SYSTEM.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, 0.05)
             continue
@@ -136,6 +143,21 @@ def peer_of(sock: socket.socket) -> tuple[int, str]:
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid: int = struct.unpack("3i", raw)[0]
     return pid, _stat(pid)[1]
+
+
+def _lock_holder(path: Path) -> tuple[int, str]:
+    """Pid and start time of the writer that has the lock but does not listen; 0 when none has."""
+    with contextlib.suppress(OSError):
+        inode = str(os.stat(path / LOCK).st_ino)
+        for line in Path("/proc/locks").read_text().splitlines():
+            # 7: FLOCK  ADVISORY  WRITE 4711 fe:00:1234567 0 EOF
+            fields = line.split()
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+                command = Path(f"/proc/{fields[4]}/cmdline").read_bytes()
+                # A restore takes the lock too, and is nobody's to kill.
+                if _BOOT.encode() in command and os.fsencode(path) in command:
+                    return int(fields[4]), _stat(int(fields[4]))[1]
+    return 0, ""
 
 
 def is_stopped(pid: int) -> bool:

@@ -17,6 +17,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
     5  lease_log    <n>                                          grants, expiries, releases
     6  journal      <subject> "head"                             height, hash, checkpoint, floor
                     <subject> "e" <height>                       entries
+                    <subject> "s" <height>                       segments, by their top entry
     7  inbox        <world> "e" <seq>                            ingress, in order
                     <world> "cursor"                             last consumed seq (8 bytes)
     8  queue        <q> "i" <seq>                                items: payload, counts, claim
@@ -40,6 +41,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "y" <token>                              replies that somebody waits for
                     <u> "c" <status>                             counters
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
+    13 worker       <u> <worker>                                 who said lately that it is alive
 
 Where a name stands in a key that is also scanned by a shorter prefix, the kind of row comes first
 (`lease`), so that no name can be taken for a kind.
@@ -70,6 +72,7 @@ class Space(IntEnum):
     SNAPSHOT = 10
     WORLD = 11
     READY = 12
+    WORKER = 13
 
 
 SCHEMA_MAJOR = 0

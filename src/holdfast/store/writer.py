@@ -21,6 +21,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import lmdb
 import msgspec
 
 from holdfast import __version__
@@ -298,6 +299,9 @@ def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, Engine]:
         if not check_length(backend):
             touch_all(backend)
         return backend, Engine(backend, SYSTEM, bootstrap=bootstrap)
+    except lmdb.Error as error:
+        backend.close()
+        raise storage_error(error, path) from None
     except BaseException:
         backend.close()
         raise
