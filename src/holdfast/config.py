@@ -26,8 +26,19 @@ ERROR_TEXT_CHARS_MAX = 4000
 
 # What one event may emit; above it the reducer is wrong.
 EMISSIONS_MAX = 10_000
+# One event, the parameters of one effect, one reply: a journal entry holds two of them and more.
+MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+# A cycle that has journaled this much ends, so that it fits into a commit.
+CYCLE_BYTES_MAX = 16 * 1024 * 1024
+# Names that other names are made of: of queues, of subjects.
+UNIVERSE_BYTES_MAX = 100
+EFFECT_KIND_BYTES_MAX = 80
 # An inbox that is this deep takes no more events (receipts are always taken).
 INBOX_DEPTH_MAX = 1_000_000
+# Keys are remembered for longer than anybody retries; replies for longer than anybody waits.
+DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
+REPLY_RETENTION_NS = 3600 * S
+SWEEP_EVERY_NS = 10 * S
 
 # LMDB reserves address space, not disk; the map is never resized.
 MAP_BYTES = 1 << 40

@@ -245,6 +245,13 @@ def test_an_operation_that_raises_undoes_the_whole_transaction(store: Store) -> 
     assert store.read(lambda txn: (txn.get(("a",)), txn.get(("probe", "half")))) == (None, None)
 
 
+@pytest.mark.parametrize("name", ["\ud800", object(), 1 << 80])
+def test_arguments_that_cannot_travel_are_refused(store: Store, name: object) -> None:
+    with pytest.raises(Invalid):
+        store.transact(probe.twice, 1, [name])
+    assert store.read(lambda txn: txn.count(("probe",))) == 0
+
+
 def test_contending_operations_never_conflict(store: Store) -> None:
     def work() -> None:
         for _ in range(10):

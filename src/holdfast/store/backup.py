@@ -1,7 +1,7 @@
 """Backups: a hot copy of the rows, and a restore that no old lease survives.
 
 A restored store is a new *generation*: whatever was granted after the backup was taken belongs to
-an older one and is refused. The generation is at least the wall clock's seconds, so that the same
+an older one and is refused. The generation is at least the wall clock's milliseconds, so that the same
 backup restored twice does not give the same generation twice.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import lmdb
 
 from holdfast import codec
-from holdfast.clock import SYSTEM, S
+from holdfast.clock import MS, SYSTEM
 from holdfast.errors import Invalid, NotFound, StoreBusy, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.engine import guard_schema
@@ -24,8 +24,9 @@ from holdfast.store.writer import take_lock
 
 def copy(backend: LmdbBackend, target: Path) -> None:
     """Write a consistent copy while others go on. The target appears whole or not at all."""
-    if target.exists() and any(target.iterdir()):
-        raise Invalid(what="backup", why="the target is not empty", path=str(target))
+    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
+        why = "the target is not an empty directory"
+        raise Invalid(what="backup", why=why, path=str(target))
     partial = target.with_name(target.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
@@ -87,7 +88,7 @@ def _renew(path: Path) -> int:
             outcomes = txn.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
             for key, _ in outcomes:
                 txn.delete(key)
-            generation = max(meta.generation + 1, SYSTEM.wall_ns() // S)
+            generation = max(meta.generation + 1, SYSTEM.wall_ns() // MS)
             floor_ns = max([meta.floor_ns, *(codec.unpack(value)[2] for _, value in outcomes)])
             # The anchor goes with the boot that the backup was taken under.
             renewed = schema.Meta(meta.store_id, generation, "", 0, floor_ns)

@@ -385,7 +385,8 @@ def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: b
     """Document 001's guard: matching goes on, missing needs bootstrap, anything else refuses."""
     if found is None:
         if not bootstrap:
-            raise NotFound(what="schema marker", key=schema.MARKER_NAME)
+            why = "no store of ours, and bootstrap is off"
+            raise NotFound(what="schema marker", key=schema.MARKER_NAME, why=why)
         return
     try:
         version = schema.read_marker(found)

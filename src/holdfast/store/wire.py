@@ -18,6 +18,7 @@ import msgspec
 from holdfast import codec
 from holdfast.config import FRAME_BYTES_MAX
 from holdfast.errors import Invalid, from_wire
+from holdfast.store.api import Operation
 from holdfast.store.engine import Answer, Request
 from holdfast.store.txn import ClientTxn
 
@@ -109,9 +110,16 @@ def request_of(txn: ClientTxn, no: int, client: bytes) -> Request:
         deletes,
         txn.appends,
         txn.adds,
-        [(operation.name, msgspec.Raw(codec.pack(args))) for operation, args in txn.calls],
+        [(operation.name, _packed_args(operation, args)) for operation, args in txn.calls],
         list(txn.topics),
     )
+
+
+def _packed_args(operation: Operation[Any, Any], args: tuple[Any, ...]) -> msgspec.Raw:
+    try:
+        return msgspec.Raw(codec.pack(args))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(what="argument", operation=operation.name, why=str(error)) from None
 
 
 def fill(txn: ClientTxn, answer: Answer) -> None:

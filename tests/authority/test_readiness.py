@@ -1,0 +1,164 @@
+"""Readiness: every blocker, none twice, and each where it belongs."""
+
+import itertools
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from holdfast.authority.lease import AuthorityLease, State
+from holdfast.authority.readiness import (
+    Blocker,
+    Facts,
+    Reason,
+    Subject,
+    Trouble,
+    derive_readiness,
+    unread,
+)
+from holdfast.clock import S
+
+MODULES = ("holdfast.authority.readiness",)
+
+NOW = 1_000 * S
+LIVE = AuthorityLease(State.HELD, "a", "1", "a/1/1.7", 1, 7, NOW + 1)
+WELL = Facts(universe="bank", generation=1, authority=LIVE, workers_live=2)
+
+# One way for each fact to be bad, and the one reason that follows from it.
+AUTHORITY = {
+    Reason.AUTHORITY_MISSING: None,
+    Reason.AUTHORITY_STALE: msgspec.structs.replace(LIVE, state=State.STALE),
+    Reason.AUTHORITY_EXPIRED: msgspec.structs.replace(LIVE, leased_until_ns=NOW),
+    Reason.AUTHORITY_RESTORED: msgspec.structs.replace(LIVE, generation=0),
+}
+OTHERS: dict[Reason, dict[str, object]] = {
+    Reason.STORE_FAILED: {"store": Trouble("store_full", "no space")},
+    Reason.SCHEMA_MISMATCH: {"schema": Trouble("schema_mismatch", "0.2")},
+    Reason.REPLAY_PENDING: {"replay_pending": 3},
+    Reason.NOTIFICATION_DEFERRED: {"deferred": Trouble("leader_missing", "no pane")},
+}
+PARKED = Blocker(Reason.WORLD_PARKED, "replay_diverged", "at 4", 4, NOW - 5)
+HALTED = Blocker(Reason.RUN_HALTED, "illegal_transition", "seq 9")
+
+
+def reasons(facts: Facts, now_ns: int = NOW) -> list[Reason]:
+    return [blocker.reason for blocker in derive_readiness(facts, now_ns).reasons]
+
+
+def test_a_universe_without_blockers_is_ready() -> None:
+    found = derive_readiness(WELL, NOW)
+    assert found.ready
+    assert (found.reasons, found.subjects, found.warnings) == ([], [], [])
+    assert (found.leader, found.epoch, found.leased_until_ns) == ("a", 7, NOW + 1)
+
+
+@pytest.mark.parametrize("authority", [None, *AUTHORITY], ids=str)
+@pytest.mark.parametrize(
+    "bad", [c for n in range(5) for c in itertools.combinations(OTHERS, n)], ids=str
+)
+def test_every_combination_of_blockers_is_told_completely(
+    authority: Reason | None, bad: tuple[Reason, ...]
+) -> None:
+    facts = WELL if authority is None else replace(WELL, authority=AUTHORITY[authority])
+    for reason in bad:
+        facts = replace(facts, **OTHERS[reason])  # type: ignore[arg-type]
+    expected = {*bad} if authority is None else {*bad, authority}
+    found = derive_readiness(facts, NOW)
+    assert {blocker.reason for blocker in found.reasons} == expected
+    assert len(found.reasons) == len(expected)
+    assert found.ready is not bool(expected)
+
+
+def test_a_lease_is_valid_up_to_its_last_instant_and_no_longer() -> None:
+    assert reasons(WELL, NOW) == []
+    assert reasons(WELL, NOW + 1) == [Reason.AUTHORITY_EXPIRED]
+
+
+def test_a_released_lease_is_as_good_as_none() -> None:
+    free = AuthorityLease(generation=1, epoch=7)
+    assert reasons(replace(WELL, authority=free)) == [Reason.AUTHORITY_MISSING]
+
+
+def test_a_blocker_keeps_the_code_and_words_of_whoever_found_it() -> None:
+    [blocker] = derive_readiness(
+        replace(WELL, store=Trouble("store_full", "no space")), NOW
+    ).reasons
+    assert blocker == Blocker(Reason.STORE_FAILED, "store_full", "no space")
+
+
+def test_an_expired_lease_is_told_with_its_owner_and_its_age() -> None:
+    [blocker] = derive_readiness(WELL, NOW + 2 * S).reasons
+    assert blocker.text == "the lease of a/1/1.7 ran out 2.000 s ago; nobody has marked it yet"
+    assert blocker.since_ns == LIVE.leased_until_ns
+
+
+def test_of_a_store_that_was_not_read_nothing_else_is_claimed() -> None:
+    found = derive_readiness(unread("bank", Trouble("store_corrupt")), NOW)
+    assert [blocker.code for blocker in found.reasons] == ["store_corrupt"]
+    assert found.warnings == []
+    assert not found.ready
+
+
+def test_facts_that_were_never_observed_are_not_ready() -> None:
+    assert reasons(replace(WELL, observed=False)) == [Reason.STORE_FAILED]
+
+
+def test_without_workers_there_is_a_warning_and_no_blocker() -> None:
+    found = derive_readiness(replace(WELL, workers_live=0), NOW)
+    assert found.ready
+    assert [warning.reason for warning in found.warnings] == [Reason.NO_LIVE_WORKER]
+
+
+# -- subjects ------------------------------------------------------------------------------------
+
+
+def test_a_subject_that_is_not_ready_leaves_its_universe_ready() -> None:
+    found = derive_readiness(
+        replace(WELL, subjects=(Subject("w1", "Account/ada", (PARKED,)),)), NOW
+    )
+    assert found.ready
+    assert [(s.subject, s.ready, s.reasons) for s in found.subjects] == [("w1", False, [PARKED])]
+
+
+def test_an_unready_universe_leaves_a_subject_ready() -> None:
+    facts = replace(WELL, authority=None, subjects=(Subject("w1", "Account/ada"),))
+    found = derive_readiness(facts, NOW)
+    assert not found.ready
+    assert [subject.ready for subject in found.subjects] == [True]
+    assert found.subjects_blocked == 0
+
+
+def test_a_subject_is_listed_once_with_all_its_blockers() -> None:
+    facts = replace(
+        WELL,
+        subjects=(
+            Subject("w1", "Account/ada", (PARKED,)),
+            Subject("r1", "labels", (HALTED,)),
+            Subject("w1", "Account/ada", (HALTED, PARKED)),
+        ),
+    )
+    found = derive_readiness(facts, NOW)
+    assert [(s.subject, s.reasons) for s in found.subjects] == [
+        ("w1", [PARKED, HALTED, PARKED]),
+        ("r1", [HALTED]),
+    ]
+
+
+def test_what_the_list_has_no_room_for_is_counted() -> None:
+    facts = replace(WELL, subjects=(Subject("w1", "x", (PARKED,)),), subjects_omitted=4)
+    found = derive_readiness(facts, NOW)
+    assert (found.subjects_blocked, found.subjects_omitted) == (5, 4)
+
+
+def test_deriving_is_a_function_of_its_inputs_and_touches_none() -> None:
+    facts = replace(WELL, authority=None, subjects=(Subject("w1", "x", (PARKED,)),))
+    first = derive_readiness(facts, NOW)
+    first.subjects[0].reasons.clear()
+    assert derive_readiness(facts, NOW).subjects[0].reasons == [PARKED]
+
+
+def test_the_snapshot_is_plain_json_by_name() -> None:
+    told = json.loads(msgspec.json.encode(derive_readiness(replace(WELL, authority=None), NOW)))
+    assert told["ready"] is False
+    assert told["reasons"][0]["reason"] == "authority_missing"
