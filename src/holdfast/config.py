@@ -35,9 +35,8 @@ UNIVERSE_BYTES_MAX = 100
 EFFECT_KIND_BYTES_MAX = 80
 # An inbox that is this deep takes no more events (receipts are always taken).
 INBOX_DEPTH_MAX = 1_000_000
-# Keys are remembered for longer than anybody retries; replies for longer than anybody waits.
+# Keys are remembered for longer than anybody retries.
 DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
-REPLY_RETENTION_NS = 3600 * S
 SWEEP_EVERY_NS = 10 * S
 
 # LMDB reserves address space, not disk; the map is never resized.
@@ -48,6 +47,8 @@ READERS_MAX = 4096
 # first few, threads of a process take turns.
 TRANSACT_TRIES_FREE = 3
 TRANSACT_TRIES_MAX = 64
+# A transaction that this many writers in a row died on is not sent to yet another one.
+RESENDS_MAX = 10
 # The writer answers a lost reply from the outcomes of this many last commits.
 OUTCOMES_KEPT = 8192
 # An answer larger than this is not kept: if it gets lost, its outcome is unknown.

@@ -1,8 +1,8 @@
 """Backups: a hot copy of the rows, and a restore that no old lease survives.
 
 A restored store is a new *generation*: whatever was granted after the backup was taken belongs to
-an older one and is refused. The generation is at least the wall clock's milliseconds, so that the same
-backup restored twice does not give the same generation twice.
+an older one and is refused. The generation is at least the wall clock's milliseconds, so that the
+same backup restored twice does not give the same generation twice.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from holdfast.store.writer import take_lock
 
 def copy(backend: LmdbBackend, target: Path) -> None:
     """Write a consistent copy while others go on. The target appears whole or not at all."""
-    if target.exists() and not (target.is_dir() and not any(target.iterdir())):
-        why = "the target is not an empty directory"
-        raise Invalid(what="backup", why=why, path=str(target))
+    if target.is_file():
+        raise Invalid(what="backup", why="the target is a file", path=str(target))
+    if target.exists() and any(target.iterdir()):
+        raise Invalid(what="backup", why="the target is not empty", path=str(target))
     partial = target.with_name(target.name + ".partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)

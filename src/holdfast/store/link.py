@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from holdfast.clock import SYSTEM, S
-from holdfast.config import FRAME_BYTES_MAX, WriterLimits
+from holdfast.config import FRAME_BYTES_MAX, RESENDS_MAX, WriterLimits
 from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
@@ -54,13 +54,14 @@ _CROWD = 16
 class Call:
     """One transaction under way."""
 
-    __slots__ = ("answer", "callback", "lock", "request", "sent_ns")
+    __slots__ = ("answer", "callback", "lock", "request", "resends", "sent_ns")
 
     def __init__(self, request: Request, callback: Callable[[Answer], None] | None = None) -> None:
         self.request = request
         self.callback = callback
         self.answer: Answer | None = None
         self.sent_ns = 0
+        self.resends = 0
         self.lock = threading.Lock()
         self.lock.acquire()
 
@@ -345,9 +346,23 @@ class Link:
             now_ns = SYSTEM.mono_ns()
             for call in again:
                 call.request.resent = True
+                call.resends += 1
                 call.sent_ns = now_ns
-            self._send_calls(again, list(self._watched))
+            self._give_up([call for call in again if call.resends > RESENDS_MAX])
+            self._send_calls([call for call in again if call.answer is None], list(self._watched))
         self._flush()
+
+    def _give_up(self, calls: list[Call]) -> None:
+        """One writer after the other died before it answered: perhaps of this very transaction."""
+        for call in calls:
+            self._pending.pop(call.request.no, None)
+            told = CommitUnknown(
+                txn_no=call.request.no, why="the writers die of it, see writer.log"
+            )
+            self._finish(call, Answer(call.request.no, to_wire(told)))
+        if calls:
+            self._wake_next()
+            self.completions.wake()
 
     def _connect(self) -> None:
         sock, welcome = reach(self._path, bootstrap=self._bootstrap, limits=self._limits)

@@ -52,6 +52,8 @@ class LmdbStore:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         if not bootstrap and not (self.path / "data.mdb").exists():
             raise NotFound(what="store", path=str(self.path), why="none here, and bootstrap is off")
+        if not bootstrap and not (self.path / "data.mdb").exists():
+            raise NotFound(what="store", path=str(self.path))
         prepare(self.path)
         self._link = Link(self.path, bootstrap=bootstrap, limits=limits or WriterLimits())
         try:
@@ -213,6 +215,8 @@ def _unshare(backend: LmdbBackend) -> None:
 def _forget_after_fork() -> None:
     global _shared_lock
     _shared_lock = threading.Lock()
+    for backend, _ in _shared.values():
+        backend.abandon()
     _shared.clear()
     for store in _stores:
         store._gone = StoreForked

@@ -57,6 +57,7 @@ class LmdbBackend:
                 max_spare_txns=64,
                 create=not readonly,
             )
+            self._lock_inode = os.stat(path / "lock.mdb").st_ino
         except (lmdb.Error, OSError) as error:
             raise storage_error(error, path) from None
         self._begin = self.env.begin
@@ -77,6 +78,23 @@ class LmdbBackend:
         return int(self.env.info()["last_txnid"])
 
     def close(self) -> None:
+        self.env.close()
+
+    def abandon(self) -> None:
+        """Close in a forked child, without a trace in the reader table of its parent.
+
+        The table is a shared mapping, and ending a snapshot clears its slot: the child must end
+        its copies of the parent's snapshots on a table of its own.
+        """
+        try:
+            maps = Path("/proc/self/maps").read_text(errors="replace")
+        except OSError:
+            return  # the table cannot be found, so it must not be touched: the child keeps a copy
+        for line in maps.splitlines():
+            where, _, _, _, inode = line.split()[:5]
+            if inode == str(self._lock_inode):
+                start, end = (int(address, 16) for address in where.split("-"))
+                _make_private(start, end - start)
         self.env.close()
 
 
@@ -247,6 +265,21 @@ def _reserve_lock_file(path: Path) -> None:
         os.close(fd)
 
 
+def _make_private(start: int, length: int) -> None:
+    """Put anonymous memory with the same bytes in the place of a mapped file."""
+    import ctypes
+    import mmap
+
+    held = ctypes.string_at(start, length)
+    place = ctypes.CDLL(None, use_errno=True).mmap
+    place.restype = ctypes.c_void_p
+    place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
+    placed = place(start, length, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
+    assert placed == start, "no memory in a forked child"
+    ctypes.memmove(start, held, length)
+
+
 def _is_full(path: Path) -> bool:
     try:
         disk = os.statvfs(path)
@@ -259,6 +292,7 @@ DISK_FULL_BYTES = 1 << 20
 # The layout of LMDB's lock file.
 _LOCK_HEADER_BYTES = 128
 _READER_BYTES = 64
+_MAP_FIXED = 0x10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 

@@ -38,7 +38,6 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "a" <world>                              its assignment to a worker
                     <u> "b" <worker> <world>                     index: worlds of a worker
                     <u> "f" <world> <seq>                        events that a reducer failed on
-                    <u> "y" <token>                              replies that somebody waits for
                     <u> "c" <status>                             counters
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
     13 worker       <u> <worker>                                 who said lately that it is alive

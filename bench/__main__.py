@@ -1,0 +1,98 @@
+"""`python -m bench`: run the metrics, one JSON line each, then the table."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench import commits, history, memory, queues, table, waiting
+from bench.place import ROOT, Place, new_directory
+from bench.record import Record
+
+METRICS: dict[str, Callable[[Place], Record]] = {
+    metric.__name__: metric
+    for metric in (
+        commits.floor,
+        commits.one_caller,
+        commits.callers_64_threads,
+        commits.callers_64_tasks,
+        commits.processes_4x32,
+        commits.batches_1000,
+        commits.computing_thread,
+        queues.queue_churn,
+        queues.contended_queue,
+        queues.journal_appends,
+        waiting.wake_up,
+        waiting.idle,
+        queues.backlog,
+        memory.memory,
+    )
+}
+# Building its store takes longer than all the others together.
+LONG = {"memory"}
+LONG_BUDGET_S = 300.0
+# A second a slice needs about this budget; others are in proportion, between these bounds.
+USUAL_BUDGET_S = 120.0
+SLICE_S_MIN, SLICE_S_MAX = 0.1, 3.0
+# Above this load average before it even begins, a run says more about its neighbours.
+QUIET_LOAD = 0.5
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parse(argv)
+    names = args.only or [
+        name for name in METRICS if name not in LONG or args.budget_s >= LONG_BUDGET_S
+    ]
+    slice_s = min(max(args.budget_s / USUAL_BUDGET_S, SLICE_S_MIN), SLICE_S_MAX)
+    documents: list[dict[str, Any]] = []
+    load_before = os.getloadavg()[0]
+    if load_before > QUIET_LOAD:
+        print(f"others use this machine (load {load_before:.1f}): expect noise", file=sys.stderr)
+    began = time.monotonic()
+    with new_directory(args.dir) as directory:
+        place = Place(directory, slice_s=slice_s, raw_s=slice_s / 4)
+        for name in names:
+            if time.monotonic() - began > args.budget_s and not args.only:
+                print(f"{name}: left out, the budget is used up", file=sys.stderr)
+                continue
+            documents.append(METRICS[name](place).document())
+            print(json.dumps(documents[-1], ensure_ascii=False), flush=True)
+    run = history.entry(documents, budget_s=args.budget_s, load_before=load_before)
+    print(f"\n{table.text(documents)}\n\n{time.monotonic() - began:.0f} s")
+    if args.json:
+        args.json.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    if args.save:
+        history.save(run)
+    return 0
+
+
+def _parse(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description="Measure Holdfast.")
+    parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")
+    parser.add_argument("--only", type=_names, metavar="NAME,…", help=f"of {', '.join(METRICS)}")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole run there")
+    parser.add_argument("--save", action="store_true", help="append it to bench/history.json")
+    parser.add_argument(
+        "--dir",
+        type=Path,
+        default=ROOT / "build",
+        help="measure in a new directory there (build): the disk that counts",
+    )
+    return parser.parse_args(argv)
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    if unknown := [name for name in names if name not in METRICS]:
+        raise argparse.ArgumentTypeError(f"no such metric: {', '.join(unknown)}")
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,68 @@
+"""Where and how big: the directory of a run, the length of its slices, the sizes of its data.
+
+`Sizes` holds what the targets speak of; the tests run the same metrics with small ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+
+from holdfast.store.reach import dial, kill_exactly, peer_of
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Sizes:
+    claimer_items: int = 60_000
+    backlog_small: int = 10_000
+    backlog_large: int = 1_000_000
+    wakes: int = 300
+    memory_keys: int = 5_000_000
+    churn_callers: int = 4
+    journal_callers: int = 4
+
+
+@dataclass(frozen=True)
+class Place:
+    directory: Path
+    slice_s: float = 1.0
+    raw_s: float = 0.25
+    repeats: int = 3
+    sizes: Sizes = field(default_factory=Sizes)
+
+    @contextlib.contextmanager
+    def store(self, name: str) -> Iterator[Path]:
+        """A directory for one store, gone afterwards, and its writer with it."""
+        path = self.directory / name
+        try:
+            yield path
+        finally:
+            end_writer(path)
+            shutil.rmtree(path, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def new_directory(parent: Path) -> Iterator[Path]:
+    parent.mkdir(parents=True, exist_ok=True)
+    path = Path(mkdtemp(prefix="bench-", dir=parent))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def writer_pid(path: Path) -> int:
+    with dial(path) as sock:
+        return peer_of(sock)[0]
+
+
+def end_writer(path: Path) -> None:
+    """Kill the writer of a store that is not needed any more, rather than let it linger."""
+    with contextlib.suppress(OSError), dial(path) as sock:
+        kill_exactly(*peer_of(sock))

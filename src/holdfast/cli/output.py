@@ -1,0 +1,111 @@
+"""What a command prints: tables and JSON on stdout, progress on stderr if that is a terminal."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import contextlib
+import json
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+# What takes less is not worth a word.
+PATIENCE_S = 0.4
+TICK_S = 0.5
+
+
+def emit(args: argparse.Namespace, document: Any, text: str) -> None:
+    """The answer: as one JSON document with `--json`, else as text."""
+    print(json.dumps(document, indent=2, ensure_ascii=False) if args.json else text)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Columns, numbers to the right."""
+    cells = [list(header), *([_cell(value) for value in row] for row in rows)]
+    widths = [max(len(line[at]) for line in cells) for at in range(len(header))]
+    right = [all(isinstance(row[at], int | float) for row in rows) for at in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            text.rjust(width) if to_right else text.ljust(width)
+            for text, width, to_right in zip(line, widths, right, strict=True)
+        ).rstrip()
+        for line in cells
+    )
+
+
+def fields(pairs: Sequence[tuple[str, object]]) -> str:
+    width = max(len(name) for name, _ in pairs)
+    return "\n".join(f"{name.ljust(width)}  {_cell(value)}" for name, value in pairs)
+
+
+def bytes_text(count: int) -> str:
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def time_text(time_ns: int) -> str:
+    """Store time as UTC. It follows the boot clock, so it may be off by what the wall clock was set."""
+    moment = datetime.fromtimestamp(time_ns // 1_000_000_000, UTC)
+    return moment.strftime("%Y-%m-%d %H:%M:%S")
+
+
+def printable(text: str) -> str:
+    """Without control characters: stored data must not draw on the screen."""
+    return "".join(char if char.isprintable() else "�" for char in text)
+
+
+def payload_document(payload: bytes) -> dict[str, str]:
+    try:
+        return {"encoding": "utf-8", "data": payload.decode()}
+    except UnicodeDecodeError:
+        return {"encoding": "base64", "data": base64.b64encode(payload).decode()}
+
+
+def payload_text(payload: bytes, chars_max: int) -> str:
+    try:
+        text = payload.decode()
+    except UnicodeDecodeError:
+        text = "0x" + payload[:chars_max].hex()
+    return text if len(text) <= chars_max else text[: chars_max - 1] + "…"
+
+
+@contextlib.contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say on a terminal what is being waited for, and for how long already."""
+    if not sys.stderr.isatty():
+        yield
+        return
+    done = threading.Event()
+
+    def show() -> None:
+        waited_s = PATIENCE_S
+        if done.wait(PATIENCE_S):
+            return
+        while True:
+            print(f"\r{what} … {waited_s:.0f} s ", end="", file=sys.stderr, flush=True)
+            if done.wait(TICK_S):
+                print("\r\033[K", end="", file=sys.stderr, flush=True)
+                return
+            waited_s += TICK_S
+
+    teller = threading.Thread(target=show, daemon=True)
+    teller.start()
+    try:
+        yield
+    finally:
+        done.set()
+        teller.join()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    text = f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+    return printable(text)

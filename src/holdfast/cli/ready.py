@@ -1,0 +1,62 @@
+"""`holdfast ready`: whether a store's universes can serve, or exactly why not.
+
+Exit code 0 means ready, 1 not. What blocks is told one per line. A world that is paused or parked
+is listed, but does not make its universe unready.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import msgspec
+
+from holdfast.authority.readiness import Blocker, ReadinessSnapshot
+from holdfast.cli import EXIT_FAILED, EXIT_OK
+from holdfast.cli.output import emit, printable
+from holdfast.cli.target import add_options, existing
+from holdfast.errors import NotFound
+from holdfast.ops import inventory
+from holdfast.roles.readiness import look
+
+
+class NoUniverse(NotFound):
+    hint = "nobody has run an app on this store yet: holdfast up module:app"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--universe", metavar="U", help="this one only; else all of the store")
+    add_options(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    with existing(args) as store:
+        names = [args.universe] if args.universe else store.read(inventory.universes)
+        if not names:
+            raise NoUniverse(what="universe", url=store.url)
+        found = [look(store, name) for name in names]
+    ready = all(one.ready for one in found)
+    document = {"ready": ready, "universes": [msgspec.to_builtins(one) for one in found]}
+    emit(args, document, "\n".join(line for one in found for line in _lines(one)))
+    return EXIT_OK if ready else EXIT_FAILED
+
+
+def _lines(found: ReadinessSnapshot) -> list[str]:
+    said = "ready" if found.ready else "not ready"
+    return [
+        printable(f"{found.universe}: {said}"),
+        *(_line(blocker) for blocker in found.reasons),
+        *(
+            _line(blocker, subject.name)
+            for subject in found.subjects
+            for blocker in subject.reasons
+        ),
+        *([f"  … and {found.subjects_omitted} more"] if found.subjects_omitted else []),
+        *(_line(warning, "warning") for warning in found.warnings),
+    ]
+
+
+def _line(blocker: Blocker, about: str = "") -> str:
+    code = "" if blocker.code == blocker.reason.value else f" {blocker.code}"
+    height = f" at height {blocker.height}" if blocker.height else ""
+    text = f": {blocker.text}" if blocker.text else ""
+    return printable(f"  {f'{about}: ' if about else ''}{blocker.reason.value}{code}{height}{text}")

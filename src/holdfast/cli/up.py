@@ -1,0 +1,219 @@
+"""`holdfast up module:app`: run an application's roles until told to stop.
+
+- It prints `ready <worker>` once every role has done its first round.
+- SIGTERM and SIGINT drain: worlds get a last snapshot, leases are given back, the process ends with
+  0. A second signal ends it at once; then leases run out by themselves.
+- A role that failed ends the process: its error in one line, exit code 1.
+- What does not go on for `--stuck-s` ends the process with 75, so that a supervisor starts it anew.
+  Its leases are lost, and counted: a world on which this happens again and again is parked, and the
+  others go on (`world.tenure`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import json
+import os
+import signal
+import sys
+import threading
+from typing import NamedTuple
+
+from holdfast.app.app import App
+from holdfast.app.runtime import ROLES, Runtime
+from holdfast.cli import EXIT_OK
+from holdfast.cli.application import app_is_usage
+from holdfast.cli.target import add_options, url_of
+from holdfast.clock import Clock, S
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.ops.application import load_app
+from holdfast.roles.role import Role
+from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
+
+# EX_TEMPFAIL: start it again.
+EXIT_STUCK = 75
+STUCK_S = 30.0
+LOOK_S = 0.05
+# A reducer that never lets go of the interpreter stops our watchdog too. The interpreter's own, in C,
+# ends the process this much later, with 1.
+LAST_RESORT_S = 5.0
+
+
+class RoleFailed(HoldfastError):
+    code = "role_failed"
+    hint = "the process has ended; its worlds go on elsewhere when their leases have run out"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    policy = WorkerPolicy()
+    parser.add_argument("app", metavar="MODULE:APP", help="an hf.App, found from this directory")
+    parser.add_argument(
+        "--role", action="append", choices=ROLES, help="run this role; repeat for more; else all"
+    )
+    parser.add_argument("--worker", metavar="ID", help="a name that stays the same after a restart")
+    parser.add_argument(
+        "--lease-s",
+        metavar="S",
+        type=float,
+        default=policy.lease_ttl_s,
+        help=f"a dead worker's worlds go on after this long ({policy.lease_ttl_s:g})",
+    )
+    parser.add_argument(
+        "--stuck-s",
+        metavar="S",
+        type=float,
+        default=STUCK_S,
+        help=f"end with {EXIT_STUCK} when nothing goes on for this long ({STUCK_S:g})",
+    )
+    parser.add_argument(
+        "--stuck-max",
+        metavar="N",
+        type=int,
+        default=policy.stuck_max,
+        help=f"park a world that was the reason so often ({policy.stuck_max})",
+    )
+    add_options(parser)
+
+
+@app_is_usage
+def run(args: argparse.Namespace) -> int:
+    policy = policy_of(args)
+    app = load_app(args.app)
+    told_to_stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: _stop(told_to_stop))
+    runtime: Runtime = app.open(
+        url_of(args), roles=args.role or ROLES, worker=args.worker, policy=policy
+    )
+    watchdog = Watchdog(runtime.roles, runtime.clock, args.stuck_s)
+    watchdog.start()
+    try:
+        if _await_first_round(runtime, told_to_stop):
+            _say_ready(args, app, runtime)
+        while not told_to_stop.wait(LOOK_S):
+            require_running(runtime.roles)
+    finally:
+        runtime.close()
+        watchdog.stop()
+    _require_sound(runtime.roles)
+    return EXIT_OK
+
+
+def policy_of(args: argparse.Namespace) -> WorkerPolicy:
+    for name in ("lease_s", "stuck_s", "stuck_max"):
+        if getattr(args, name) <= 0:
+            raise Invalid(what=f"--{name.replace('_', '-')}", why="it must be more than zero")
+    usual = WorkerPolicy()
+    return WorkerPolicy(
+        lease_ttl_s=args.lease_s,
+        stuck_max=args.stuck_max,
+        heartbeat_s=min(usual.heartbeat_s, args.lease_s / 10),
+    )
+
+
+def require_running(roles: list[Role]) -> None:
+    _require_sound(roles)
+    for role in roles:
+        if not role.running:
+            raise RoleFailed(role=role.name, why="it ended by itself")
+
+
+def _require_sound(roles: list[Role]) -> None:
+    for role in roles:
+        error = role.failure
+        if isinstance(error, HoldfastError):
+            raise error
+        if error is not None:
+            raise RoleFailed(role=role.name, why=f"{type(error).__name__}: {error}")
+
+
+def _stop(told: threading.Event) -> None:
+    """Drain; and whoever says it twice means it."""
+    told.set()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _await_first_round(runtime: Runtime, told_to_stop: threading.Event) -> bool:
+    while not all(role.rounds for role in runtime.roles):
+        require_running(runtime.roles)
+        if told_to_stop.wait(LOOK_S):
+            return False
+    return True
+
+
+def _say_ready(args: argparse.Namespace, app: App, runtime: Runtime) -> None:
+    if args.json:
+        document = {
+            "ready": runtime.worker,
+            "universe": runtime.universe,
+            "roles": [role.name for role in runtime.roles],
+            "store": runtime.store.url,
+        }
+        print(json.dumps(document), flush=True)
+    else:
+        print(f"ready {runtime.worker}", flush=True)
+
+
+# -- the watchdog --------------------------------------------------------------------------------
+
+
+class Standstill(NamedTuple):
+    """Where a role is. While this stays the same, it does not go on."""
+
+    role: str
+    rounds: int
+    # The world and the inbox seq that its reducer works on.
+    world: str = ""
+    seq: int = 0
+
+    def __str__(self) -> str:
+        where = f"world={self.world} seq={self.seq}" if self.world else "outside of reducers"
+        return f"role={self.role} {where}"
+
+
+def where_is(role: Role) -> Standstill:
+    working_on = role.working_on if isinstance(role, WorldWorker) else None
+    return Standstill(role.name, role.rounds, *(working_on or ("", 0)))
+
+
+class Watchdog:
+    """Ends the process when a role stands still. Nothing else would: a thread cannot be killed."""
+
+    def __init__(self, roles: list[Role], clock: Clock, stuck_s: float) -> None:
+        self._roles = roles
+        self._clock = clock
+        self._stuck_s = stuck_s
+        self._since: dict[str, tuple[Standstill, int]] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+        faulthandler.cancel_dump_traceback_later()
+
+    def stuck(self) -> Standstill | None:
+        """A role that has been at the same place for too long."""
+        now_ns = self._clock.mono_ns()
+        for role in self._roles:
+            here = where_is(role)
+            before, since_ns = self._since.get(role.name, (None, now_ns))
+            if here != before or not role.ticking or not role.running:
+                self._since[role.name] = (here, now_ns)
+            elif now_ns - since_ns >= self._stuck_s * S:
+                return here
+        return None
+
+    def _watch(self) -> None:
+        while not self._stopping.wait(min(1.0, self._stuck_s / 4)):
+            faulthandler.dump_traceback_later(self._stuck_s + LAST_RESORT_S, exit=True)
+            found = self.stuck()
+            if found is not None:
+                text = f"stuck: {found} for_s={self._stuck_s:g} (start this process again)"
+                print(f"holdfast: {text}", file=sys.stderr, flush=True)
+                os._exit(EXIT_STUCK)

@@ -1,0 +1,89 @@
+"""`holdfast dead list | show | redrive`."""
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.config import BLOB_THRESHOLD_BYTES
+from holdfast.durable import queue
+from holdfast.store.api import Store
+from tests.cli.conftest import TTL_NS, Run
+
+
+def test_list_shows_code_and_first_line_of_the_error(
+    run: Run, path: Path, letters: list[int]
+) -> None:
+    ran = run("dead", "list", "mail", "--store", path)
+    assert ran.code == 0
+    header, *rows = ran.out.splitlines()
+    assert header.split() == ["seq", "code", "failures", "expiries", "died", "payload", "error"]
+    assert [int(row.split()[0]) for row in rows] == letters
+    assert all("no_such_user" in row and "at line 7" not in row for row in rows)
+
+
+def test_stored_data_cannot_draw_on_the_screen(run: Run, path: Path, letters: list[int]) -> None:
+    assert "\x1b" not in run("dead", "list", "mail", "--store", path).out
+    assert "\x1b" not in run("dead", "show", "mail", letters[2], "--store", path).out
+
+
+def test_list_in_pages(run: Run, path: Path, letters: list[int]) -> None:
+    ran = run("dead", "list", "mail", "--limit", 2, "--store", path)
+    assert f"2 of 3; more with --after {letters[1]}" in ran.out
+    rest = run("dead", "list", "mail", "--after", letters[1], "--json", "--store", path).document
+    assert [letter["seq"] for letter in rest["letters"]] == letters[2:]
+
+
+def test_an_empty_list_says_so(run: Run, path: Path, letters: list[int]) -> None:
+    assert run("dead", "list", "other", "--store", path).out == "no dead letters in other\n"
+
+
+def test_show_tells_everything(run: Run, path: Path, letters: list[int]) -> None:
+    ran = run("dead", "show", "mail", letters[0], "--store", path)
+    assert "    ValueError: 1\n      at line 7" in ran.out
+    assert f"holdfast dead redrive mail {letters[0]}" in ran.out
+    told = run("dead", "show", "mail", letters[0], "--store", path, "--json").document
+    assert told["payload"] == {"encoding": "utf-8", "data": "first"}
+    assert (told["seq"], told["code"], told["owner"]) == (letters[0], "no_such_user", "worker")
+
+
+def test_show_fetches_a_large_payload(run: Run, path: Path, store: Store) -> None:
+    payload = b"\xff" * (BLOB_THRESHOLD_BYTES + 1)
+    seq = store.transact(queue.put, "large", payload)
+    [claim] = store.transact(queue.claim, "large", "worker", 1, TTL_NS)
+    store.transact(queue.bury, claim, "bad", "bad")
+    told = run("dead", "show", "large", seq, "--store", path, "--json").document
+    assert told["payload"]["encoding"] == "base64"
+    assert len(told["payload"]["data"]) > BLOB_THRESHOLD_BYTES
+    assert "(large)" in run("dead", "list", "large", "--store", path).out
+
+
+@pytest.mark.parametrize("seq", [0, 4, 99])
+def test_what_is_not_dead_is_not_found(run: Run, path: Path, letters: list[int], seq: int) -> None:
+    ran = run("dead", "show", "mail", seq, "--store", path)
+    assert ran.code == 1
+    assert ran.error.startswith("not_found: what='dead letter'")
+
+
+def test_redrive_makes_new_items(run: Run, path: Path, store: Store, letters: list[int]) -> None:
+    told = run("dead", "redrive", "mail", letters[1], "--store", path, "--json").document
+    assert told["redriven"] == [{"dead": letters[1], "item": 5}]
+    counts = store.read(queue.counts, "mail")
+    assert (counts.ready, counts.dead) == (2, 2)
+
+
+def test_redrive_all(run: Run, path: Path, store: Store, letters: list[int]) -> None:
+    ran = run("dead", "redrive", "mail", "--all", "--store", path)
+    assert ran.out.splitlines() == ["1 → 5", "2 → 6", "3 → 7"]
+    assert store.read(queue.counts, "mail").dead == 0
+    again = run("dead", "redrive", "mail", "--all", "--store", path)
+    assert (again.code, again.out) == (0, "no dead letters in mail\n")
+
+
+def test_redrive_is_all_or_none(run: Run, path: Path, store: Store, letters: list[int]) -> None:
+    assert run("dead", "redrive", "mail", letters[0], 99, "--store", path).code == 1
+    assert store.read(queue.counts, "mail").dead == 3
+
+
+def test_redrive_needs_to_know_which(run: Run, path: Path, letters: list[int]) -> None:
+    assert run("dead", "redrive", "mail", "--store", path).code == 2
+    assert run("dead", "redrive", "mail", letters[0], "--all", "--store", path).code == 2

@@ -1,0 +1,50 @@
+"""`holdfast demo`: it tells the truth, or fails."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.cli import demo
+from tests.cli.conftest import Run
+from tests.processes import Proc
+
+DEMO_S = 120
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(DEMO_S)
+def test_the_demo_holds_what_it_claims(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "store"
+    command = [sys.executable, "-m", "holdfast.cli", "demo", "--store", str(path), "--json"]
+    with Proc.spawn(command, ready=None) as process:
+        assert process.wait(DEMO_S) == 0, "\n".join(process.errors)
+        outcome = json.loads("\n".join(process.lines))
+        assert "all of it holds" in "\n".join(process.errors)
+    assert all(claim["holds"] for claim in outcome["claims"])
+    assert len(outcome["claims"]) > 10
+    # What it says to look at is there.
+    letter = run("dead", "show", "orders", outcome["poison_seq"], "--store", path, "--json")
+    assert "-1 cents" in letter.document["error"]
+    counts = run("store", "info", "--store", path, "--json").document["queues"]
+    assert {key: counts[0][key] for key in ("queue", "done", "dead")} == {
+        "queue": "orders",
+        "done": 1000,
+        "dead": 1,
+    }
+
+
+def test_the_demo_keeps_away_from_a_store_that_is_there(
+    run: Run, path: Path, letters: list[int]
+) -> None:
+    ran = run("demo", "--store", path)
+    assert ran.code == 1
+    assert ran.error.endswith("give it a directory without a store)")
+
+
+def test_a_claim_that_does_not_hold_is_told(tmp_path: Path) -> None:
+    play = demo.Demo(tmp_path, demo.Story(sys.stderr))
+    play._claim("orders done", 999, 1000)
+    play._claim("charged", 7, True)
+    assert [claim["holds"] for claim in play.claims] == [False, True]

@@ -1,0 +1,104 @@
+"""The benchmark runs, and its records are well formed. How fast it is, is no test."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import __main__ as bench
+from bench import history, report, table
+from bench.place import Place, Sizes
+from bench.record import Record, Spread, Target, against_raw, gather
+
+TINY = Sizes(
+    claimer_items=400,
+    backlog_small=100,
+    backlog_large=500,
+    wakes=5,
+    memory_keys=2_000,
+    churn_callers=2,
+    journal_callers=2,
+)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path, slice_s=0.05, raw_s=0.01, repeats=3, sizes=TINY)
+
+
+@pytest.mark.parametrize("name", bench.METRICS)
+def test_every_metric_yields_a_record(place: Place, name: str) -> None:
+    record = bench.METRICS[name](place)
+    document = record.document()
+    assert document["metric"] == name
+    assert document["repeats"] == place.repeats
+    assert json.loads(json.dumps(document)) == document
+    for measure in document["measures"].values():
+        assert measure["unit"]
+        assert measure["min"] <= measure["median"] <= measure["max"]
+    for target in record.targets:
+        assert target.measure in record.measures
+    assert (record.met is None) == (not record.targets)
+    assert list(place.directory.iterdir()) == [], "it cleans up after itself"
+    [line] = table.lines([document])
+    assert line[0] == name
+
+
+def test_a_ratio_is_to_the_raw_loop_around_its_repeat(place: Place) -> None:
+    samples = against_raw(place, lambda: {"rate": 1000.0})
+    assert len(samples) == place.repeats
+    assert all(sample["ratio"] == 1000.0 / sample["raw"] for sample in samples)
+
+
+def test_a_target_is_met_by_the_median() -> None:
+    measures = gather([{"p99_ms": ms} for ms in (1.0, 2.0, 90.0)], {"p99_ms": "ms"})
+    assert Record("n", "what", measures, (Target("p99_ms", below=10),)).met is True
+    assert Record("n", "what", measures, (Target("p99_ms", at_least=10),)).met is False
+    assert Record("n", "what", measures).met is None
+
+
+def test_figures_are_kept_to_four_digits() -> None:
+    assert Spread("x", (1.23456, 123456.0)).document()["max"] == 123500.0
+
+
+def test_a_run_prints_a_json_line_a_metric_and_then_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.json"
+    options = ["--budget-s", "1", "--only", "floor", "--dir", str(tmp_path), "--json", str(file)]
+    assert bench.main(options) == 0
+    first, *rest = capsys.readouterr().out.splitlines()
+    assert json.loads(first)["metric"] == "floor"
+    assert rest[1].split()[0] == "metric"
+    assert rest[2].split()[0] == "floor"
+    assert json.loads(file.read_text())["metrics"][0] == json.loads(first)
+
+
+def test_an_unknown_metric_is_wrong_usage() -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["--only", "nothing"])
+    assert ended.value.code == 2
+
+
+def test_saved_runs_make_the_page(tmp_path: Path) -> None:
+    file, target = tmp_path / "history.json", tmp_path / "docs" / "benchmarks.md"
+    assert report.main(file, target) == 1
+    measures = gather([{"rate": 5.0, "raw": 2.0, "ratio": 2.5}], {"rate": "ops/s", "ratio": "×"})
+    document = Record("one", "one caller", measures, (Target("ratio", at_least=0.3),)).document()
+    for _ in range(2):
+        history.save(history.entry([document], budget_s=120, load_before=0.1), file)
+    assert len(history.load(file)) == 2
+    assert report.main(file, target) == 0
+    assert "| one | 5 ops/s | 2.50 | 2.5 … 2.5 |  | ratio ≥ 0.3 | yes |" in target.read_text()
+
+
+def test_a_saved_run_names_no_machine() -> None:
+    entry = history.entry([], budget_s=120, load_before=0.1)
+    assert set(entry) == {
+        "date", "holdfast", "python", "cpu_count", "load_before", "budget_s", "metrics",
+    }  # fmt: skip
+
+
+def test_the_committed_history_is_whole() -> None:
+    for run in history.load():
+        assert table.text(run["metrics"])
