@@ -1,21 +1,22 @@
 """Backups: a hot copy of the rows, and a restore that no old lease survives.
 
 A restored store is a new *generation*: whatever was granted after the backup was taken belongs to
-an older one and is refused. The generation is at least the wall clock's milliseconds, so that the
-same backup restored twice does not give the same generation twice.
+an older one and is refused. The generation is above that of the store it replaces, and at least the
+wall clock's milliseconds, so that the same backup restored twice has two generations.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import lmdb
 
 from holdfast import codec
 from holdfast.clock import MS, SYSTEM
-from holdfast.errors import Invalid, NotFound, StoreBusy, StoreCorrupt
+from holdfast.errors import HoldfastError, Invalid, NotFound, StoreBusy, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.engine import guard_schema
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
@@ -33,6 +34,7 @@ def copy(backend: LmdbBackend, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         backend.env.copy(str(partial))
+        _fill_up(backend, partial / "data.mdb")
         _sync(partial / "data.mdb")
         os.replace(partial, target)
         _sync(target.parent)
@@ -57,7 +59,7 @@ def restore(source: Path, target: Path) -> int:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         shutil.copyfile(source / "data.mdb", partial / "data.mdb")
-        generation = _renew(partial)
+        generation = _renew(partial, above=_generation_of(target))
         _sync(partial / "data.mdb")
         os.replace(partial / "data.mdb", target / "data.mdb")
         (target / "lock.mdb").unlink(missing_ok=True)
@@ -70,7 +72,33 @@ def restore(source: Path, target: Path) -> int:
         os.close(lock)
 
 
-def _renew(path: Path) -> int:
+def _fill_up(backend: LmdbBackend, path: Path) -> None:
+    """Give the copy the length its pages speak of: LMDB leaves unused ones at the end unwritten.
+
+    So a backup that is shorter than that has been cut off, and `restore` can say so.
+    """
+    whole = (backend.env.info()["last_pgno"] + 1) * backend.env.stat()["psize"]
+    if path.stat().st_size < whole:
+        os.truncate(path, whole)
+
+
+def _generation_of(path: Path) -> int:
+    """The generation of the store that is about to be replaced; 0 if there is none to be read."""
+    try:
+        backend = LmdbBackend(path, readonly=True)
+    except HoldfastError:
+        return 0
+    try:
+        with closing(backend.snapshot()) as snapshot:
+            found = snapshot.get(schema.META_KEY)
+        return 0 if found is None else codec.unpack_as(schema.Meta, found).generation
+    except HoldfastError:
+        return 0
+    finally:
+        backend.close()
+
+
+def _renew(path: Path, *, above: int) -> int:
     backend = LmdbBackend(path, readonly=False)
     try:
         if not check_length(backend):
@@ -89,7 +117,7 @@ def _renew(path: Path) -> int:
             outcomes = txn.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
             for key, _ in outcomes:
                 txn.delete(key)
-            generation = max(meta.generation + 1, SYSTEM.wall_ns() // MS)
+            generation = max(meta.generation + 1, above + 1, SYSTEM.wall_ns() // MS)
             floor_ns = max([meta.floor_ns, *(codec.unpack(value)[2] for _, value in outcomes)])
             # The anchor goes with the boot that the backup was taken under.
             renewed = schema.Meta(meta.store_id, generation, "", 0, floor_ns)

@@ -52,8 +52,6 @@ class LmdbStore:
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         if not bootstrap and not (self.path / "data.mdb").exists():
             raise NotFound(what="store", path=str(self.path), why="none here, and bootstrap is off")
-        if not bootstrap and not (self.path / "data.mdb").exists():
-            raise NotFound(what="store", path=str(self.path))
         prepare(self.path)
         self._link = Link(self.path, bootstrap=bootstrap, limits=limits or WriterLimits())
         try:

@@ -145,9 +145,13 @@ class ClientTxn(Overlay):
         self.adds[key] = self.adds.get(key, 0) + n
 
     def require_live(self, lease: Guarded) -> None:
-        if type(lease.guard) is not Guard:
-            raise Invalid(what="lease", why="its guard is none", found=type(lease.guard).__name__)
-        self.guards.append(lease.guard)
+        guard = lease.guard
+        if type(guard) is not Guard:
+            raise Invalid(what="lease", why="its guard is none", found=type(guard).__name__)
+        # A fence that is lost stays lost, so a stale holder is told before it reads any further.
+        if self.base.get(guard.fence_key) != guard.fence:
+            raise Fenced(resource=guard.resource, why="another grant followed")
+        self.guards.append(guard)
 
     def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
         result: Pending[T] = Pending()

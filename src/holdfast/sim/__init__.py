@@ -1,0 +1,12 @@
+"""The simulator: the product's own code under a seeded scheduler, simulated clocks and faults.
+
+tape         every random decision, recorded, replayed, shrunk
+scheduler    one actor at a time, chosen by the tape
+store        the real engine on real rows, and every way it can fail its callers
+workloads    the actors: hosts, producers, workers, runners, operators, fate
+history      what happened;  audit: what the rows say, decoded independently
+checkers     one per line of INVARIANTS.md
+run          a seed → its verdict;  exhaustive: every single crash point of a small scenario
+mutants      planted bugs that the checkers must catch
+command      `holdfast sim`
+"""

@@ -1,0 +1,47 @@
+"""Checkers of how a run begins and ends: B1 at boot, T2 and R3 once all should be at rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.sim.history import Event, History
+from holdfast.sim.violation import Violation
+
+
+def check_b1(history: History) -> Iterator[Violation]:
+    """A wrong marker refuses and writes nothing; a missing one needs bootstrap."""
+    for event in history:
+        if event.op != "boot":
+            continue
+        marker, args, value = event.args["marker"], event.args, event.value
+        if marker == args["expected"]:
+            right = "opened"
+        elif marker is None:
+            right = "opened" if args["bootstrap"] else "not_found"
+        else:
+            right = "schema_mismatch"
+        if value["outcome"] != right:
+            yield Violation("B1", f"marker {marker!r}: {value['outcome']}, not {right}", event)
+        elif value["changed"] and right != "opened":
+            yield Violation("B1", f"marker {marker!r}: refused, but rows were changed", event)
+
+
+def check_t2(history: History) -> Iterator[Violation]:
+    """Once faults have stopped and all came to rest, no timer is overdue."""
+    for audit in _final_audit(history):
+        for queue, rows in audit.value["queues"].items():
+            for seq, row in rows["items"].items():
+                if 0 < row["not_before_ns"] <= audit.at_ns - history.config("rest_ns", 0):
+                    yield Violation("T2", f"{queue}/{seq}: due, and never fired", audit)
+
+
+def check_r3(history: History) -> Iterator[Violation]:
+    """Once faults have stopped, nothing runnable waits beyond the bound."""
+    for event in history:
+        if event.op == "quiet" and not event.value:
+            yield Violation("R3", f"still waiting: {event.args['waiting']}", event)
+
+
+def _final_audit(history: History) -> list[Event]:
+    audits = [event for event in history if event.op == "audit"]
+    return audits[-1:] if any(event.op == "quiet" for event in history) else []

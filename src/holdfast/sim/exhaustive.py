@@ -1,0 +1,73 @@
+"""Every crash point of a small scenario: at each commit in turn, before, after, and unknown.
+
+Random seeds find what they stumble on; this finds all of one kind. The scenario is small enough to
+try each commit with each fault, and a bounded share of the pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from holdfast.sim.faults import Fault
+from holdfast.sim.run import Result, verdict
+from holdfast.sim.scheduler import Threads
+from holdfast.sim.settings import Settings
+from holdfast.sim.simulation import Simulation
+from holdfast.sim.tape import Tape
+from holdfast.sim.workloads import cast
+
+SCENARIO_SEED = 7
+FAULTS = (
+    Fault.CRASH_BEFORE,
+    Fault.CRASH_AFTER,
+    Fault.UNKNOWN_BEFORE,
+    Fault.UNKNOWN_AFTER,
+    Fault.LOST_AFTER,
+    Fault.STALL,
+    Fault.FULL,
+)
+PAIRS_MAX = 600
+
+Forced = Mapping[int, Fault]
+
+
+def scenario() -> Settings:
+    """One of everything, no chance faults, short."""
+    return Settings(steps=160, hosts=2, operators=1, clerks=0, failures_max=2, expiries_max=2)
+
+
+def run_forced(forced: Forced, *, threads: Threads, backend: str = "memory") -> tuple[Result, int]:
+    """The scenario with faults at these commits; also how many commits there were."""
+    settings = scenario()
+    tape = Tape(SCENARIO_SEED)
+    simulation = Simulation(tape, settings, cast(settings), threads, backend=backend, forced=forced)
+    simulation.run()
+    return verdict(simulation), simulation.plan.boundary
+
+
+def singles(boundaries: int) -> Iterator[Forced]:
+    for boundary in range(1, boundaries + 1):
+        for fault in FAULTS:
+            yield {boundary: fault}
+
+
+def pairs(boundaries: int, pairs_max: int = PAIRS_MAX) -> Iterator[Forced]:
+    """Evenly spread over all pairs of commits and faults, so that a bound cuts no corner off."""
+    crashes = FAULTS[:4]
+    total = boundaries * (boundaries - 1) // 2 * len(crashes) ** 2
+    stride = max(1, total // pairs_max) | 1
+    # An odd stride that shares no factor with the number of faults visits all their combinations.
+    for n in range(0, total, stride):
+        n, second = divmod(n, len(crashes))
+        n, first = divmod(n, len(crashes))
+        low, high = _pair(n)
+        yield {low: crashes[first], high: crashes[second]}
+
+
+def _pair(n: int) -> tuple[int, int]:
+    """The n-th of (1, 2), (1, 3), (2, 3), (1, 4), …"""
+    high = 2
+    while n >= high - 1:
+        n -= high - 1
+        high += 1
+    return n + 1, high

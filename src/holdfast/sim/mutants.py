@@ -1,0 +1,313 @@
+"""Planted bugs: each guard of the product removed in turn. The checkers must catch every one.
+
+A mutant is an edit of the product's source: in one function, this text becomes that. The edited
+module is compiled and the function's code swapped while the mutant is planted, so whoever holds the
+function, by whatever name, runs the bug. The text must stand in the function exactly once: when
+the product is rewritten, `tests/sim/test_mutants.py` says which edit has lost its place.
+
+Some guards cover each other. Where a single one can be removed without harm, the pair is planted.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from holdfast.store.api import Operation
+
+
+class Edit(NamedTuple):
+    """In the function `module:qualname` of the package, `old` becomes `new`."""
+
+    where: str
+    old: str
+    new: str
+
+
+class Mutant(NamedTuple):
+    name: str
+    edits: tuple[Edit, ...]
+
+    def codes(self) -> dict[str, types.CodeType]:
+        """By function: its code with the edits in it."""
+        places = dict.fromkeys(edit.where for edit in self.edits)
+        return {
+            where: _edited(where, tuple(edit for edit in self.edits if edit.where == where))
+            for where in places
+        }
+
+    @contextmanager
+    def planted(self) -> Iterator[None]:
+        swapped = [(function_at(where), code) for where, code in self.codes().items()]
+        genuine = [(fn, fn.__code__) for fn, _ in swapped]
+        try:
+            for fn, code in swapped:
+                fn.__code__ = code
+            yield
+        finally:
+            for fn, code in genuine:
+                fn.__code__ = code
+
+
+def function_at(where: str) -> Any:
+    module, _, path = where.partition(":")
+    found: Any = importlib.import_module(f"holdfast.{module}")
+    for name in path.split("."):
+        found = found.__dict__[name] if isinstance(found, type) else getattr(found, name)
+    if isinstance(found, Operation):
+        found = found.fn
+    if isinstance(found, property):
+        found = found.fget
+    assert isinstance(found, types.FunctionType), where
+    return found
+
+
+@cache
+def _edited(where: str, edits: tuple[Edit, ...]) -> types.CodeType:
+    fn = function_at(where)
+    path = inspect.getsourcefile(fn)
+    assert path is not None
+    lines, first = inspect.getsourcelines(fn)
+    body = "".join(lines)
+    for edit in edits:
+        if body.count(edit.old) != 1:
+            found = body.count(edit.old)
+            raise LookupError(f"{where}: {edit.old!r} stands there {found} times, not once")
+        body = body.replace(edit.old, edit.new)
+    whole = Path(path).read_text(encoding="utf-8").splitlines(keepends=True)
+    whole[first - 1 : first - 1 + len(lines)] = [body]
+    code = compile("".join(whole), path, "exec")
+    for name in fn.__qualname__.split("."):
+        if name != "<locals>":
+            code = _inner(code, name)
+    return code
+
+
+def _inner(code: types.CodeType, name: str) -> types.CodeType:
+    return next(
+        const
+        for const in code.co_consts
+        if isinstance(const, types.CodeType) and const.co_name == name
+    )
+
+
+_guard = "store.txn:check_guard"
+_held = "durable.claim:_held"
+_FENCE = Edit(_guard, "fence != guard.fence", "False")
+_GENERATION = Edit(_guard, "guard.generation != generation", "False")
+_EXPIRY = Edit(_guard, "expiry is None or now_ns >= schema.int_of(expiry)", "False")
+_NUMBER = Edit(_held, "item.claims != token.number or ", "")
+_OWNER = Edit(_held, "item.owner != token.owner or ", "")
+_CLAIM_TIME = Edit(_held, "txn.now_ns >= item.expires_ns", "False")
+_HEAD = Edit("durable.journal:append", "was.height != expected_head", "False")
+_READS = Edit("store.engine:_Written.check", "not self.keys.isdisjoint(reads)", "False")
+
+_PLANTED: dict[str, tuple[Edit, ...]] = {
+    # leases
+    "guard: no fence": (_FENCE,),
+    "guard: no expiry": (_EXPIRY,),
+    "guard: no generation": (_GENERATION,),
+    "guard: neither fence nor expiry": (_FENCE, _EXPIRY),
+    "guard: not evaluated at apply": (
+        Edit("store.engine:Engine._apply", "in request.guards", "in ()"),
+    ),
+    "acquire: epoch not raised": (
+        Edit("durable.lease:acquire", "found.epoch + 1", "max(found.epoch, 1)"),
+    ),
+    "acquire: over a live lease": (
+        Edit(
+            "durable.lease:acquire",
+            "if found.live(txn.now_ns, txn.generation):",
+            "if found.live(txn.now_ns, txn.generation) and found.worker == worker:",
+        ),
+    ),
+    "acquire: any incarnation of the worker": (
+        Edit(
+            "durable.lease:acquire",
+            "(found.worker, found.incarnation) != (worker, incarnation)",
+            "found.worker != worker",
+        ),
+    ),
+    "acquire: expiry not written": (
+        Edit(
+            "durable.lease:acquire",
+            "found = _expire(txn, resource, found)",
+            "found = replace(found, state=State.FREE)",
+        ),
+    ),
+    "acquire: old generation in the fence": (
+        Edit(
+            "durable.lease:acquire",
+            "incarnation,\n        txn.generation,",
+            "incarnation,\n        found.generation,",
+        ),
+    ),
+    "lease: live across generations": (
+        Edit("durable.lease:Status.live", "self.generation == generation and ", ""),
+    ),
+    "renew: expired": (
+        Edit("durable.lease:renew", " or not found.live(txn.now_ns, txn.generation)", ""),
+    ),
+    "renew: by another": (Edit("durable.lease:renew", " or not _is_of(found, lease)", ""),),
+    "release: by another": (Edit("durable.lease:release", " or not _is_of(found, lease)", ""),),
+    "release: epochs start anew": (
+        Edit("durable.lease:_free", "found.generation, found.epoch, 0", "found.generation, 0, 0"),
+    ),
+    "mark stale: a live lease": (
+        Edit("durable.lease:mark_stale", " or found.live(txn.now_ns, txn.generation)", ""),
+    ),
+    # claims
+    "claim: number not checked": (_NUMBER,),
+    "claim: number and owner not checked": (_NUMBER, _OWNER),
+    "claim: expiry not checked": (_CLAIM_TIME,),
+    "claim: number not raised": (
+        Edit("durable.queue:claim", "was.claims + 1", "max(was.claims, 1)"),
+    ),
+    "claim: expired too early": (
+        Edit("durable.queue:_overdue", "txn.now_ns + 1", "txn.now_ns + 1_000_000_000"),
+    ),
+    "claim: never expired": (Edit("durable.queue:_overdue", "txn.now_ns + 1", "0"),),
+    "ack: claim rows stay": (
+        Edit("durable.claim:_finish", "items.drop_claim(txn, keys, item, packed_seq)", "pass"),
+    ),
+    "ack: item stays": (
+        Edit("durable.claim:_finish", "txn.delete(keys.items + packed_seq)", "pass"),
+    ),
+    # budgets and dead letters
+    "budget: expiries without end": (
+        Edit("durable.queue:_expire", "after.expiries >= budget.expiries_max", "False"),
+    ),
+    "budget: expiries not counted": (
+        Edit("durable.queue:_expire", "item.expiries + 1", "item.expiries"),
+    ),
+    "budget: failures without end": (
+        Edit("durable.claim:_fail", " or failures >= budget.failures_max", ""),
+    ),
+    "budget: failures not counted": (
+        Edit("durable.claim:_fail", "failures = item.failures + 1", "failures = item.failures"),
+    ),
+    "dead letter: item kept, too": (
+        Edit("durable.dead:inter", "txn.delete(keys.items + packed_seq)", "pass"),
+    ),
+    "dead letter: payload lost": (Edit("durable.dead:_keep", "item.payload", 'b""'),),
+    "redrive: dead letter kept, too": (
+        Edit("durable.dead:_take", "txn.delete(keys.dead + packed_seq)", "pass"),
+    ),
+    "sequence: reused after a delete": (
+        Edit(
+            "durable.item:insert",
+            "last = txn.count(keys.last_seq)",
+            "last = max([seq_of(v) for _, v in txn.scan(keys.items, tuples.after(keys.items))"
+            " if len(v) < 10] + [tuples.unpack_last_int(k, len(keys.items)) for k, _ in"
+            " txn.scan(keys.items, tuples.after(keys.items))], default=0)",
+        ),
+    ),
+    "counters: not maintained": (
+        Edit("durable.item:Tally.save", "not any(moved.values())", "True"),
+    ),
+    "counters: wrong after a delay": (
+        Edit("durable.item:insert", "State.DELAYED if delayed else State.READY", "State.READY"),
+    ),
+    # timers
+    "timer: ready at once": (
+        Edit("durable.item:insert", "delayed = not_before_ns > now_ns", "delayed = False"),
+    ),
+    "timer: woken early": (
+        Edit("durable.queue:_wake", "txn.now_ns + 1", "txn.now_ns + 1_000_000_000"),
+    ),
+    "timer: never woken": (Edit("durable.queue:_wake", "txn.now_ns + 1", "0"),),
+    # inbox and keys
+    "inbox: key not looked up": (Edit("durable.inbox:put", "first is not None", "False"),),
+    "inbox: key not remembered": (
+        Edit("durable.dedupe:remember", "txn.put(keys.records + packed", "(keys.records + packed"),
+    ),
+    "inbox: cursor not moved": (
+        Edit("durable.inbox:advance", "txn.put(keys.cursor", "(keys.cursor"),
+    ),
+    "inbox: rows stay below the cursor": (
+        Edit("durable.inbox:advance", "txn.delete(key)", "pass"),
+    ),
+    "inbox: sequence reused": (
+        Edit(
+            "store.txn:next_seq",
+            "txn.count(counter) + 1",
+            "1 + max([tuples.unpack_last_int(k, len(space)) for k, _ in"
+            " txn.scan(space, tuples.after(space))], default=0)",
+        ),
+    ),
+    "key: other body taken": (
+        Edit("durable.dedupe:check", "found.body_hash != body_hash", "False"),
+    ),
+    "key: collected early": (
+        Edit("durable.dedupe:collect", "txn.now_ns - older_than_ns", "txn.now_ns"),
+    ),
+    "key: too late taken for new": (Edit("durable.dedupe:check", "issued_ns < floor_ns", "False"),),
+    # journal and snapshots
+    "journal: expected head ignored": (_HEAD,),
+    "journal: truncated beyond the checkpoint": (
+        Edit(
+            "durable.journal:truncate",
+            "was.floor, was.checkpoint, limit",
+            "was.floor, was.height, limit",
+        ),
+    ),
+    "journal: checkpoint not needed": (
+        Edit("durable.journal:truncate", "was.checkpoint, limit", "was.checkpoint + 2, limit"),
+    ),
+    "journal: packed beyond the checkpoint": (
+        Edit("durable.journal:compact", "lo, was.checkpoint, limit", "lo, was.height + 1, limit"),
+    ),
+    "snapshot: baseline pruned": (Edit("durable.snapshot:prune", " if key != spared", ""),),
+    # blobs
+    "blob: reference not counted": (
+        Edit("store.blobs:retain", "refs.count + 1", "max(refs.count, 1)"),
+    ),
+    "blob: reference not dropped": (Edit("durable.claim:_finish", "if item.blob:", "if False:"),),
+    # the engine
+    "validation: reads": (_READS,),
+    "validation: ranges": (Edit("store.engine:_Written.check", "self._sorted[at] < hi", "False"),),
+    "validation: snapshot from before a takeover": (
+        Edit("store.engine:Engine._validate", "snapshot < self._oldest", "False"),
+    ),
+    "validation: within one commit": (
+        Edit("store.engine:Engine._validate", "if written.keys:", "if False:"),
+    ),
+    "validation: nothing": (
+        Edit("store.engine:Engine._validate", "not reads and not ranges", "True"),
+    ),
+    "resend: outcome not looked up": (
+        Edit("store.engine:Engine._apply", "known is not None", "False"),
+    ),
+    "resend: outcomes lost in a takeover": (
+        Edit(
+            "store.engine:Engine._load_outcomes",
+            "self._outcomes.update(zip(names, answers, strict=True))",
+            "pass",
+        ),
+    ),
+    "time: follows the wall clock": (
+        Edit(
+            "store.engine:Engine.now_ns",
+            "self._anchor.now_ns(self._clock.boot_ns())",
+            "self._clock.wall_ns()",
+        ),
+    ),
+    "time: no floor after a reboot": (
+        Edit("clock:anchor", "max(clock.wall_ns(), floor_ns + 1)", "clock.wall_ns()"),
+    ),
+    # boot
+    "schema: any marker will do": (
+        Edit("store.engine:guard_schema", "version != expected", "False"),
+    ),
+    "schema: missing marker is no matter": (
+        Edit("store.engine:guard_schema", "not bootstrap", "False"),
+    ),
+}
+
+MUTANTS: dict[str, Mutant] = {name: Mutant(name, edits) for name, edits in _PLANTED.items()}

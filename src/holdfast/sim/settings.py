@@ -1,0 +1,101 @@
+"""The shape of one run: how big, which actors, which faults. Drawn first, from the same tape.
+
+Swarm testing: each fault is on or off per seed, so that some seeds are calm enough for long stories
+and others have one fault alone, often. All bounds of a run are here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.clock import S
+from holdfast.sim.faults import Fault
+from holdfast.sim.tape import Tape
+
+LEASE_NS = 2 * S
+CLAIM_NS = 2 * S
+# A key may be forgotten after this; a producer stops sending it again well before.
+RETENTION_NS = 5 * S
+HORIZON_NS = 3 * S
+# A host that made no progress for this long does not renew.
+PROGRESS_NS = 1 * S
+# After faults stop, all must come to rest within these.
+REST_STEPS_MAX = 3000
+REST_NS = 5 * S
+FAULTS_UNTIL = 0.6
+
+
+class Nemesis:
+    """What the environment may do besides faults at commits, by name."""
+
+    KILL = "kill"
+    CLOCK = "clock"
+    REBOOT = "reboot"
+    TAKEOVER = "takeover"
+    RESTORE = "restore"
+    MARKER = "marker"
+
+    ALL = (KILL, CLOCK, REBOOT, TAKEOVER, RESTORE, MARKER)
+
+
+@dataclass
+class Settings:
+    steps: int = 500
+    worlds: int = 1
+    hosts: int = 2
+    producers: int = 1
+    putters: int = 1
+    workers: int = 1
+    runners: int = 1
+    operators: int = 1
+    clerks: int = 2
+    rates: dict[Fault, int] = field(default_factory=dict)
+    nemesis: tuple[str, ...] = ()
+    failures_max: int = 3
+    expiries_max: int = 3
+    # The engine remembers so few commits that snapshots and outcomes grow too old.
+    short_memory: bool = False
+    # Transactions of several actors share a commit.
+    group: bool = False
+    skew: bool = False
+    audit_every: int = 150
+
+    @property
+    def budget(self) -> dict[str, int]:
+        return {"failures_max": self.failures_max, "expiries_max": self.expiries_max}
+
+    def promises(self) -> dict[str, Any]:
+        """What checkers need to know of the run: its `config` event."""
+        return {
+            "budgets": dict.fromkeys(("q", "t", "fx"), self.budget),
+            "retention_ns": RETENTION_NS,
+            "progress_ns": PROGRESS_NS,
+            "rest_ns": REST_NS,
+        }
+
+
+def swarm(tape: Tape) -> Settings:
+    """The settings that a seed draws."""
+    rates = {fault: (8, 20, 50)[tape.draw(3)] for fault in Fault if tape.chance(500)}
+    nemesis = tuple(name for name in Nemesis.ALL if tape.chance(400))
+    runners = 1 + tape.draw(2)
+    return Settings(
+        steps=(500, 800, 1200)[tape.draw(3)],
+        worlds=1 + tape.draw(2),
+        hosts=1 + tape.draw(3),
+        producers=1 + tape.draw(2),
+        putters=1 + tape.draw(2),
+        # One runner serves one queue; somebody must serve the other.
+        workers=tape.draw(3) if runners > 1 else 1 + tape.draw(2),
+        runners=runners,
+        operators=1 + tape.draw(2),
+        clerks=2 * tape.draw(2),
+        rates=rates,
+        nemesis=nemesis,
+        failures_max=1 + tape.draw(4),
+        expiries_max=1 + tape.draw(3),
+        short_memory=tape.chance(200),
+        group=tape.chance(400),
+        skew=tape.chance(300),
+    )

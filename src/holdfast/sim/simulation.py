@@ -1,0 +1,198 @@
+"""One run: actors on a faulting store under a scheduler, until all is at rest, then the verdict.
+
+Faults stop at 60 % of the steps. From there producers stop too, handlers succeed, dead processes
+come back at once, and everything that was begun must come to its end within a bound: that is the
+liveness half. The safety half is checked on the whole history afterwards.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.clock import MS, SimClock
+from holdfast.sim.actor import RESTARTS_NS, Actor, Halted, Life, alive, describe
+from holdfast.sim.audit import audit
+from holdfast.sim.faults import Fault, Plan
+from holdfast.sim.history import History
+from holdfast.sim.machine import ClosableBackend, SimStore
+from holdfast.sim.nemesis import Fate
+from holdfast.sim.scheduler import Scheduler, Task, Threads
+from holdfast.sim.settings import FAULTS_UNTIL, LEASE_NS, REST_STEPS_MAX, Settings
+from holdfast.sim.tape import Tape
+from holdfast.store import engine
+from holdfast.store.memory import MemoryBackend
+from holdfast.store.rows import LmdbBackend
+
+# Looking whether all is at rest costs a scan: it is done once in so many steps.
+LOOK_EVERY = 40
+# Commits that the engine remembers, to validate by and to answer from.
+SHORT_MEMORY = {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}
+
+
+class Simulation:
+    def __init__(
+        self,
+        tape: Tape,
+        settings: Settings,
+        actors: list[Actor],
+        threads: Threads,
+        *,
+        backend: str = "memory",
+        forced: Mapping[int, Fault] | None = None,
+    ) -> None:
+        self.tape = tape
+        self.settings = settings
+        self.actors = actors
+        self.clock = SimClock()
+        self.history = History()
+        self.seen: Counter[str] = Counter()
+        self.errors: list[tuple[str, str]] = []
+        self.scheduler = Scheduler(tape, self.clock, threads)
+        self.plan = Plan(tape, settings.rates, forced)
+        self._backends = _Backends(backend)
+        self.store = SimStore(
+            self._backends.make,
+            self.scheduler,
+            self.clock,
+            self.history,
+            self.plan,
+            lease_ns=LEASE_NS,
+            group=settings.group,
+        )
+        self._tasks: dict[str, tuple[Actor, Task]] = {}
+        self._looked = 0
+        self._audited = 0
+
+    @property
+    def calm(self) -> bool:
+        return self.plan.calm
+
+    def run(self) -> None:
+        with _memory_of_the_engine(short=self.settings.short_memory):
+            try:
+                self._run()
+            finally:
+                self.scheduler.close()
+                self.store.close()
+                self._backends.close()
+
+    def _run(self) -> None:
+        settings, store, scheduler = self.settings, self.store, self.scheduler
+        store.note("config", settings.promises())
+        scheduler.on_exit = self._ended
+        for actor in self.actors:
+            self._start(actor, 0)
+        until = int(settings.steps * FAULTS_UNTIL)
+        scheduler.run(lambda: bool(self.errors) or scheduler.steps >= until or self._look())
+        self.plan.calm = True
+        store.note("calm")
+        scheduler.run(lambda: bool(self.errors) or self._at_rest(until + REST_STEPS_MAX))
+        waiting = self._waiting()
+        if not self.errors:
+            store.note("quiet", {"waiting": waiting}, value=not waiting)
+        store.audit()
+        self.state_hash = store.state_hash()
+
+    # -- processes -------------------------------------------------------------------------------
+
+    def kill_one(self) -> None:
+        mortal = [
+            (actor, task) for actor, task in self._tasks.values() if not isinstance(actor, Fate)
+        ]
+        actor, task = self.tape.pick(mortal)
+        if alive(task):
+            self.store.note("kill", {"name": actor.name})
+            self.scheduler.kill(task)
+
+    def kill_all(self) -> None:
+        for actor, task in self._tasks.values():
+            if not isinstance(actor, Fate) and alive(task):
+                self.scheduler.kill(task)
+
+    def _start(self, actor: Actor, delay_ns: int) -> None:
+        actor.incarnations += 1
+        incarnation = str(actor.incarnations)
+        task = self.scheduler.spawn(
+            actor.name, lambda: actor.live(Life(self, actor, incarnation)), delay_ns=delay_ns
+        )
+        self._tasks[actor.name] = (actor, task)
+
+    def _ended(self, task: Task) -> None:
+        if task.error is not None and not isinstance(task.error, Halted):
+            # What no actor expects, the product must not do.
+            self.errors.append((task.name, describe(task.error)))
+        actor, _ = self._tasks[task.name]
+        delay_ns = 20 * MS if self.calm else self.tape.pick(RESTARTS_NS)
+        self._start(actor, delay_ns)
+
+    # -- rest ------------------------------------------------------------------------------------
+
+    def _look(self) -> bool:
+        if self.scheduler.steps - self._audited >= self.settings.audit_every:
+            self._audited = self.scheduler.steps
+            self.store.audit()
+        return False
+
+    def _at_rest(self, steps_max: int) -> bool:
+        if self.scheduler.steps >= steps_max:
+            return True
+        if self.scheduler.steps - self._looked < LOOK_EVERY:
+            return False
+        self._looked = self.scheduler.steps
+        return not self._waiting()
+
+    def _waiting(self) -> list[str]:
+        """What still has to happen: items, ingress, producers that do not know yet."""
+        rows = audit(self.store.rows())
+        return [
+            *(f"{name}/{seq}" for name, q in rows["queues"].items() for seq in q["items"]),
+            *(f"{name}/{seq}" for name, box in rows["inboxes"].items() for seq in box["rows"]),
+            *(actor.name for actor in self.actors if not actor.idle()),
+        ]
+
+
+class _Backends:
+    """Fresh rows for a store, and for each store restored from a backup."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._made = 0
+        # LMDB syncs each commit; on a file system in memory that costs nothing.
+        memory = Path("/dev/shm")
+        where = str(memory) if memory.is_dir() else None
+        self._path = (
+            Path(tempfile.mkdtemp(prefix="holdfast-sim-", dir=where)) if kind == "lmdb" else None
+        )
+
+    def make(self) -> ClosableBackend:
+        self._made += 1
+        if self._path is None:
+            return MemoryBackend()
+        path = self._path / str(self._made)
+        path.mkdir()
+        return LmdbBackend(path, readonly=False)
+
+    def close(self) -> None:
+        if self._path is not None:
+            shutil.rmtree(self._path, ignore_errors=True)
+
+
+@contextmanager
+def _memory_of_the_engine(*, short: bool) -> Iterator[None]:
+    """With a short memory, snapshots and outcomes grow too old within one run."""
+    if not short:
+        yield
+        return
+    genuine = {name: getattr(engine, name) for name in SHORT_MEMORY}
+    try:
+        for name, commits in SHORT_MEMORY.items():
+            setattr(engine, name, commits)
+        yield
+    finally:
+        for name, commits in genuine.items():
+            setattr(engine, name, commits)

@@ -1,0 +1,135 @@
+"""What must happen at times, or the simulator proves nothing.
+
+Each fault, each act of fate and each guard has a name here and is counted in every run. Over enough
+seeds none may stay at zero: a guard that never fired was never tested.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+from holdfast.sim.faults import Fault
+from holdfast.sim.history import Event, History
+
+# Over this many seeds everything below must have been seen.
+SEEDS_MIN = 200
+
+Sight = Callable[[Event], bool]
+
+
+def _refused(op: str, code: str) -> Sight:
+    return lambda event: event.op == op and event.code == code
+
+
+def _did(op: str, fits: Callable[[Event], bool] = lambda event: True) -> Sight:
+    return lambda event: event.op == op and event.applied and fits(event)
+
+
+def _fate(op: str, fits: Callable[[Event], bool] = lambda event: True) -> Sight:
+    return lambda event: event.op == op and fits(event)
+
+
+def _buried_for(code: str) -> Sight:
+    return lambda event: (
+        event.op == "audit"
+        and any(
+            letter["code"] == code
+            for queue in event.value["queues"].values()
+            for letter in queue["dead"].values()
+        )
+    )
+
+
+_SIGHTS: dict[str, Sight] = {
+    **{
+        f"fault: {fault.value}": _fate("fault", lambda event, fault=fault: event.args["kind"] == fault.value)  # type: ignore[misc]
+        for fault in Fault
+    },
+    "fault: outcome forgotten": _fate("fault", lambda event: event.args["kind"] == "outcome forgotten"),
+    "fate: process killed": _fate("kill"),
+    "fate: wall clock forward": _fate("clock", lambda event: event.args["step_ns"] > 0),
+    "fate: wall clock back": _fate("clock", lambda event: event.args["step_ns"] < 0),
+    "fate: reboot": _fate("reboot"),
+    "fate: takeover": _fate("takeover"),
+    "fate: backup restored": _fate("restore"),
+    "boot: wrong marker": _fate("boot", lambda event: event.value["outcome"] == "schema_mismatch"),
+    "boot: missing marker": _fate("boot", lambda event: event.value["outcome"] == "not_found"),
+    "boot: bootstrap": _fate(
+        "boot", lambda event: event.args["marker"] is None and event.value["outcome"] == "opened"
+    ),
+    "store: genuine conflict": lambda event: event.code == "conflict" and event.value["why"] != "injected",
+    "store: several in one commit": lambda event: event.op == "group" and event.args["size"] > 1,
+    "store: snapshot too old": lambda event: event.code == "conflict" and "too old" in event.value["why"],
+    "store: replaced under a client": lambda event: event.code == "store_replaced",
+    "lease: held by another": _refused("lease.acquire", "held"),
+    "lease: the same again": _did("lease.acquire", lambda event: event.value["expires_ns"] != event.at_ns + event.args["ttl_ns"]),
+    "lease: epoch above 1": _did("lease.acquire", lambda event: event.value["epoch"] > 1),
+    "lease: new generation": _did("lease.acquire", lambda event: event.value["generation"] > 1),
+    "lease: renewed": _did("lease.renew", lambda event: event.value[0] is not None),
+    "lease: renewal refused": _did("lease.renew", lambda event: event.value[0] is None),
+    "lease: renewed one of two": _did("lease.renew", lambda event: event.value[0] is not None and None in event.value),
+    "lease: release refused": _refused("lease.release", "fenced"),
+    "lease: forced": _did("lease.force_release"),
+    "lease: never granted": _refused("lease.force_release", "not_found"),
+    "lease: marked stale": _did("lease.mark_stale", lambda event: bool(event.value)),
+    "guard: write fenced": _refused("host_cycle", "fenced"),
+    "guard: sweep fenced": _refused("truncate_journal", "fenced"),
+    "guard: restored fence": lambda event: event.code == "fenced" and "restored" in str(event.value.get("why")),
+    "guard: expired": lambda event: event.code == "fenced" and "expired" in str(event.value.get("why")),
+    "journal: head moved": _refused("host_cycle", "head_moved"),
+    "journal: truncated": _did("truncate_journal"),
+    "journal: packed into segments": lambda event: event.op == "audit" and any(
+        journal["head"] and journal["head"]["packed"] for journal in event.value["journals"].values()
+    ),
+    "snapshot: baseline": _did("save_snapshot", lambda event: bool(event.args["baseline"])),
+    "inbox: already there": _did("inbox.put", lambda event: bool(event.value["already"])),
+    "inbox: key conflict": _refused("inbox.put", "key_conflict"),
+    "inbox: key expired": _refused("inbox.put", "key_expired"),
+    "inbox: keys collected": _did("dedupe.collect", lambda event: event.value > 0),
+    "blob: collected": _did("blobs.collect", lambda event: event.value > 0),
+    "claim: ack lost": _refused("queue.ack", "claim_lost"),
+    "claim: fail lost": _refused("queue.fail", "claim_lost"),
+    "claim: bury lost": _refused("queue.bury", "claim_lost"),
+    "claim: release lost": _refused("queue.release", "claim_lost"),
+    "claim: extension lost": _did("queue.extend", lambda event: None in event.value),
+    "claim: settlement lost": _did("queue.settle", lambda event: "lost" in event.value),
+    "claim: taken over": _did("queue.claim", lambda event: any(claim["expiries"] for claim in event.value)),
+    "claim: second failure": _did("queue.claim", lambda event: any(claim["failures"] for claim in event.value)),
+    "claim: handed back": _did("claims.hand_back"),
+    "claim: reaped": _did("queue.reap", lambda event: event.value > 0),
+    "timer: fired": _did("claims.take", lambda event: bool(event.value["timers"])),
+    "dead: by failures": _did("queue.settle", lambda event: "dead" in event.value),
+    "dead: by expiries": _buried_for("expiries_exhausted"),
+    "dead: buried": _did("queue.bury"),
+    "dead: by a bug in a handler": _buried_for("handler_error"),
+    "dead: redriven": _did("queue.redrive"),
+    "dead: gone before the redrive": _refused("queue.redrive", "not_found"),
+    "dead: purged": _did("queue.purge_dead", lambda event: event.value > 0),
+}  # fmt: skip
+
+# Seen by actors rather than in events.
+_TOLD = {
+    "host fenced",
+    "stubborn host refused",
+    "renewal withheld for lack of progress",
+    "late worker refused",
+    "old claim refused",
+    "runner lost a claim",
+    "producer gave up",
+}
+
+SOMETIMES: frozenset[str] = frozenset({*_SIGHTS, *_TOLD})
+
+
+def sightings(history: History, told: Counter[str]) -> Counter[str]:
+    found = Counter({name: n for name, n in told.items() if name in _TOLD})
+    for event in history:
+        for name, sees in _SIGHTS.items():
+            if sees(event):
+                found[name] += 1
+    return found
+
+
+def never(seen: Counter[str]) -> list[str]:
+    return sorted(name for name in SOMETIMES if not seen[name])
