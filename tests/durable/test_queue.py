@@ -8,6 +8,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from holdfast import codec
 from holdfast.clock import S, SimClock
 from holdfast.config import (
     BATCH_MAX,
@@ -20,7 +21,7 @@ from holdfast.durable import queue
 from holdfast.durable.item import ITEM, Event, State, keys_of
 from holdfast.durable.queue import Budget, Claim, Counts, Dead, Failure
 from holdfast.errors import ClaimLost, Fenced, IllegalTransition, Invalid, NotFound
-from holdfast.store import blobs, tuples
+from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Store, Txn
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
@@ -686,8 +687,12 @@ def test_done_and_dead_are_final() -> None:
 
 
 @pytest.mark.parametrize("state", [s for s in State if s is not State.CLAIMED])
-@pytest.mark.parametrize("event", [e for e in Event if e not in (Event.CLAIM, Event.DUE)])
-def test_only_a_claimed_item_is_ended(state: State, event: Event) -> None:
+@pytest.mark.parametrize(
+    "event", [e for e in Event if e not in (Event.CLAIM, Event.DUE, Event.WITHDRAW)]
+)
+def test_only_a_claimed_item_is_ended_other_than_by_withdrawing_it(
+    state: State, event: Event
+) -> None:
     with pytest.raises(IllegalTransition):
         ITEM.next(state, event)
 
@@ -923,3 +928,60 @@ def test_a_dead_letter_may_be_posted_for_what_failed_elsewhere(store: Store) -> 
     assert (claimed.seq, claimed.payload) == (again, b"p")
     with pytest.raises(Invalid):
         store.transact(queue.post_dead, "q", b"p", "", "boom")
+
+
+# -- turns, withdrawing, joined operations ---------------------------------------------------------
+
+
+def test_groups_take_turns_so_that_a_long_backlog_delays_nobody_else(store: Store) -> None:
+    store.transact(queue.put_many, "q", [b"busy"] * 500, 0, 0, "busy")
+    store.transact(queue.claim, "q", "w", 3, 10**12)
+    store.transact(queue.put, "q", b"one", 0, 0, "quiet")
+    claimed = store.transact(queue.claim, "q", "w", 2, 10**12)
+    assert b"one" in [claim.payload for claim in claimed]
+
+
+def test_within_a_group_items_keep_their_order_and_priority_goes_first(store: Store) -> None:
+    store.transact(queue.put_many, "q", [b"1", b"2", b"3"], 0, 0, "g")
+    store.transact(queue.put, "q", b"urgent", 5, 0, "g")
+    claimed = store.transact(queue.claim, "q", "w", 10, 10**12)
+    assert [claim.payload for claim in claimed] == [b"urgent", b"1", b"2", b"3"]
+
+
+def test_a_group_that_has_nothing_left_leaves_no_row_behind(store: Store) -> None:
+    for group in ("a", "b"):
+        store.transact(queue.put_many, "q", [b"x"] * 3, 0, 0, group)
+    store.transact(queue.claim, "q", "w", 10, 10**12)
+    prefix = schema.prefix(schema.Space.QUEUE, "q", "g")
+    assert store.read(lambda txn: txn.scan(prefix, tuples.after(prefix))) == []
+
+
+@pytest.mark.parametrize("not_before_ns", [0, 1 << 62], ids=["ready", "delayed"])
+def test_what_nobody_claimed_can_be_withdrawn_once(store: Store, not_before_ns: int) -> None:
+    seq = store.transact(queue.put, "q", b"x" * 5000, 0, not_before_ns)
+    assert store.transact(queue.withdraw, "q", seq) is True
+    assert store.transact(queue.withdraw, "q", seq) is False
+    assert store.read(queue.counts, "q") == queue.Counts(done=1)
+    assert store.transact(queue.claim, "q", "w", 1, 10**9) == []
+
+
+def test_what_is_claimed_cannot_be_withdrawn(store: Store) -> None:
+    seq = store.transact(queue.put, "q", b"x")
+    [claim] = store.transact(queue.claim, "q", "w", 1, 10**12)
+    assert store.transact(queue.withdraw, "q", seq) is False
+    store.transact(queue.ack, [claim.token])
+
+
+def test_an_operation_joins_an_ack_and_is_dropped_with_a_lost_claim(store: Store) -> None:
+    store.transact(queue.put_many, "q", [b"a", b"b"])
+    good, bad = store.transact(queue.claim, "q", "w", 2, 10**12)
+    lost = queue.Token(bad.queue, bad.seq, bad.number + 1, bad.owner)
+    then = [
+        queue.Then(
+            index, "holdfast.durable.queue:put", codec.pack(["after", b"%d" % index, 0, 0, ""])
+        )
+        for index in (0, 1)
+    ]
+    ends = store.transact(queue.settle, [good.token, lost], [], queue.Budget(), then)
+    assert ends == ["done", "lost"]
+    assert [payload for _, payload in store.read(queue.peek, "after", 10)] == [b"0"]

@@ -34,7 +34,7 @@ from holdfast.durable.item import (
 )
 from holdfast.errors import ClaimLost, Invalid
 from holdfast.store import blobs
-from holdfast.store.api import Txn, operation
+from holdfast.store.api import Txn, operation, resolve
 
 DONE = State.DONE.value
 LOST = "lost"
@@ -98,17 +98,36 @@ def ack(txn: Txn, claims: Sequence[Token]) -> None:
         tally.save(txn, keys)
 
 
+class Then(Record, frozen=True):
+    """An operation that is part of an ack: done if and only if the claim was still good."""
+
+    ack: int
+    operation: str
+    args: bytes
+
+
 @operation
 def settle(
-    txn: Txn, acks: Sequence[Token], fails: Sequence[Failure], budget: Budget = DEFAULT_BUDGET
+    txn: Txn,
+    acks: Sequence[Token],
+    fails: Sequence[Failure],
+    budget: Budget = DEFAULT_BUDGET,
+    then: Sequence[Then] = (),
 ) -> list[str]:
-    """The end of a batch, each claim judged alone: done, ready, delayed, dead or lost, in order."""
+    """The end of a batch, each claim judged alone: done, ready, delayed, dead or lost, in order.
+
+    `then` names what else is committed with an ack, by its index: such an operation must not raise,
+    for it would take the whole batch with it.
+    """
     check_limit(len(acks) + len(fails), "claims")
     check_budget(budget)
     tallies: defaultdict[str, Tally] = defaultdict(Tally)
     acked: Counter[str] = Counter()
     ends: list[str] = []
-    for token in acks:
+    joined: defaultdict[int, list[Then]] = defaultdict(list)
+    for one in then:
+        joined[one.ack].append(one)
+    for index, token in enumerate(acks):
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
         item = _held(txn, keys, token, packed_seq)
@@ -118,6 +137,9 @@ def settle(
         _finish(txn, keys, item, packed_seq)
         acked[token.queue] += 1
         ends.append(DONE)
+        for one in joined.get(index, ()):
+            joins = resolve(one.operation)
+            joins.fn(txn, *joins.decode_args(one.args))
     for queue, n in acked.items():
         tallies[queue].move(State.CLAIMED, Event.ACK, n)
     for failure in fails:
@@ -255,7 +277,7 @@ def give_back(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, after: Item) 
     if after.not_before_ns > txn.now_ns:
         index = keys.delayed + pack_int(after.not_before_ns) + packed_seq
     else:
-        index = keys.ready_key(after.priority, packed_seq)
+        index = keys.ready_key(after.priority, after.turn, packed_seq)
     txn.put(index, packed_seq)
     txn.notify(keys.topic)
 

@@ -34,6 +34,7 @@ class Dead(Record, frozen=True):
     owner: str
     redrive_of: int | None = None
     blob: bytes = b""
+    group: str = ""
 
 
 @operation
@@ -60,7 +61,7 @@ def redrive(txn: Txn, queue: str, seqs: list[int]) -> list[int]:
     check_limit(len(seqs), "seqs")
     letters = [_take(txn, keys, seq) for seq in seqs]
     _forget(txn, keys, len(letters))
-    bodies = [(dead.payload, dead.blob, dead.priority, dead.seq) for dead in letters]
+    bodies = [(one.payload, one.blob, one.priority, one.seq, one.group) for one in letters]
     return items.insert(txn, keys, bodies, not_before_ns=0)
 
 
@@ -111,6 +112,7 @@ def _keep(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error:
         item.owner,
         item.redrive_of,
         item.blob,
+        item.group,
     )
     txn.put(keys.dead + packed_seq, pack(letter))
     txn.put(keys.died + pack_int(letter.died_ns) + packed_seq, packed_seq)

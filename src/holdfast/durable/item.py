@@ -1,6 +1,6 @@
 """One item of a queue: its states, its rows, and the counters over them.
 
-    ready     in the ready index, by priority (larger first), then seq
+    ready     in the ready index, by priority (larger first), then turn, then seq
     delayed   in the delayed index, by the time before which it must not run
     claimed   in the expiry index and in the owner index; the item row names the claim
     done      gone, counted
@@ -9,6 +9,10 @@
 The table below is the only way from one to another, and the counters move by it, a whole batch at
 a time: `Tally.move` is one step for n items. The values of the index rows are the packed seq, so
 that a row found by an index leads to all others of its item by concatenation, without parsing.
+
+Items may belong to groups, and groups take turns: an item's turn is one after that of the group's
+item before it, and not before the turn that the queue is at. So a group with a hundred thousand
+items delays another's single one by a handful, and the index order alone is the schedule.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ class State(Enum):
 
 class Event(Enum):
     DUE = "due"
+    WITHDRAW = "withdraw"
     CLAIM = "claim"
     EXTEND = "extend"
     ACK = "ack"
@@ -54,6 +59,8 @@ ITEM = Transitions(
     State.READY,
     {
         (State.DELAYED, Event.DUE): State.READY,
+        (State.DELAYED, Event.WITHDRAW): State.DONE,
+        (State.READY, Event.WITHDRAW): State.DONE,
         (State.READY, Event.CLAIM): State.CLAIMED,
         (State.CLAIMED, Event.EXTEND): State.CLAIMED,
         (State.CLAIMED, Event.ACK): State.DONE,
@@ -83,10 +90,12 @@ class Item(Record, frozen=True):
     redrive_of: int | None = None
     code: str = ""
     error: str = ""
+    group: str = ""
+    turn: int = 0
 
 
-# What a new item is made of: payload, blob, priority, redrive_of.
-Body = tuple[bytes, bytes, int, int | None]
+# What a new item is made of: payload, blob, priority, redrive_of, group.
+Body = tuple[bytes, bytes, int, int | None, str]
 
 
 class Counts(Record, frozen=True):
@@ -103,8 +112,8 @@ class Keys:
     """The packed prefixes of one queue."""
 
     __slots__ = (
-        "claims", "counts", "dead", "delayed", "died", "items", "last_seq", "owners", "queue",
-        "ready", "topic",
+        "claims", "counts", "dead", "delayed", "died", "groups", "items", "last_seq", "owners",
+        "queue", "ready", "topic", "turn",
     )  # fmt: skip
 
     def __init__(self, queue: str) -> None:
@@ -115,10 +124,12 @@ class Keys:
             schema.prefix(schema.Space.QUEUE, queue, kind) for kind in "irdxozt"
         )
         self.counts = schema.prefix(schema.Space.QUEUE, queue, "n")
+        self.groups = schema.prefix(schema.Space.QUEUE, queue, "g")
+        self.turn = schema.prefix(schema.Space.QUEUE, queue, "turn")
         self.last_seq = schema.sequence_key(self.items)
 
-    def ready_key(self, priority: int, packed_seq: bytes) -> bytes:
-        return self.ready + tuples.pack_int(-priority) + packed_seq
+    def ready_key(self, priority: int, turn: int, packed_seq: bytes) -> bytes:
+        return self.ready + tuples.pack_int(-priority) + tuples.pack_int(turn) + packed_seq
 
 
 def topic(queue: str) -> str:
@@ -188,11 +199,22 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
     delayed = not_before_ns > now_ns
     due = keys.delayed + pack_int(not_before_ns)
     put, items = txn.put, keys.items
-    for seq, (payload, blob, priority, redrive_of) in zip(seqs, bodies, strict=True):
+    for seq, (payload, blob, priority, redrive_of, group) in zip(seqs, bodies, strict=True):
         packed_seq = pack_int(seq)
-        item = Item(payload, blob, priority, now_ns, not_before_ns, redrive_of=redrive_of)
+        turn = next_turn(txn, keys, group) if group else 0
+        item = Item(
+            payload,
+            blob,
+            priority,
+            now_ns,
+            not_before_ns,
+            redrive_of=redrive_of,
+            group=group,
+            turn=turn,
+        )
         put(items + packed_seq, pack(item))
-        put(due + packed_seq if delayed else keys.ready_key(priority, packed_seq), packed_seq)
+        index = due + packed_seq if delayed else keys.ready_key(priority, turn, packed_seq)
+        put(index, packed_seq)
     if seqs:
         put(keys.last_seq, schema.int_bytes(seqs[-1]))
         tally = Tally()
@@ -200,6 +222,26 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
         tally.save(txn, keys)
         txn.notify(keys.topic)
     return seqs
+
+
+def next_turn(txn: Txn, keys: Keys, group: str) -> int:
+    """The turn of a group's next item."""
+    key = keys.groups + tuples.pack((group,))
+    turn = max(txn.count(key), txn.count(keys.turn)) + 1
+    txn.put(key, schema.int_bytes(turn))
+    return turn
+
+
+def take_turns(txn: Txn, keys: Keys, taken: Sequence[Item]) -> None:
+    """The queue is at the turn of what was taken; a group's last item ends its record."""
+    last = max((item.turn for item in taken), default=0)
+    if last > txn.count(keys.turn):
+        txn.put(keys.turn, schema.int_bytes(last))
+    for item in taken:
+        if item.group:
+            key = keys.groups + tuples.pack((item.group,))
+            if txn.count(key) == item.turn:
+                txn.delete(key)
 
 
 def place(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:

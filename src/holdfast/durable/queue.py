@@ -27,6 +27,7 @@ from holdfast.durable.claim import (
     Budget,
     Claim,
     Failure,
+    Then,
     Token,
     ack,
     bury,
@@ -60,28 +61,42 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Row, Txn, operation
 
 __all__ = [
-    "ITEM", "Budget", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Token", "ack",
+    "ITEM", "Budget", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "ack",
     "bury", "claim", "claims_of", "counts", "dead", "extend", "fail", "next_due_ns", "payload_of",
-    "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic",
+    "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw",
 ]  # fmt: skip
 
 
 @operation
-def put(txn: Txn, queue: str, payload: bytes, priority: int = 0, not_before_ns: int = 0) -> int:
-    """Add an item; its seq. Larger priorities are claimed first."""
-    return put_many.fn(txn, queue, [payload], priority, not_before_ns)[0]
+def put(
+    txn: Txn,
+    queue: str,
+    payload: bytes,
+    priority: int = 0,
+    not_before_ns: int = 0,
+    group: str = "",
+) -> int:
+    """Add an item; its seq. Larger priorities are claimed first; groups take turns."""
+    return put_many.fn(txn, queue, [payload], priority, not_before_ns, group)[0]
 
 
 @operation
 def put_many(
-    txn: Txn, queue: str, payloads: list[bytes], priority: int = 0, not_before_ns: int = 0
+    txn: Txn,
+    queue: str,
+    payloads: list[bytes],
+    priority: int = 0,
+    not_before_ns: int = 0,
+    group: str = "",
 ) -> list[int]:
     keys = keys_of(queue)
+    if group:
+        check_name("group", group)
     check_limit(len(payloads), "payloads")
     check_time("not_before_ns", not_before_ns)
     if not -QUEUE_PRIORITY_MAX <= priority <= QUEUE_PRIORITY_MAX:
         raise Invalid(what="priority", why="out of bounds", found=priority, max=QUEUE_PRIORITY_MAX)
-    bodies = [(*items.place(txn, payload), priority, None) for payload in payloads]
+    bodies = [(*items.place(txn, payload), priority, None, group) for payload in payloads]
     return items.insert(txn, keys, bodies, not_before_ns)
 
 
@@ -105,6 +120,7 @@ def claim(
     by_owner = keys.owners + pack_owner(owner)
     get, put, delete, by_seq = txn.get, txn.put, txn.delete, keys.items
     claims: list[Claim] = []
+    grouped: list[Item] = []
     for key, packed_seq in txn.scan(keys.ready, tuples.after(keys.ready), limit):
         row = get(by_seq + packed_seq)
         was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
@@ -114,10 +130,40 @@ def claim(
         put(by_expiry + packed_seq, packed_seq)
         put(by_owner + packed_seq, packed_seq)
         claims.append(claim_of(queue, packed_seq, item))
+        if item.turn:
+            grouped.append(item)
+    if grouped:
+        items.take_turns(txn, keys, grouped)
     if claims:
         tally.move(State.READY, Event.CLAIM, len(claims))
     tally.save(txn, keys)
     return claims
+
+
+@operation
+def withdraw(txn: Txn, queue: str, seq: int) -> bool:
+    """Take back an item that nobody has claimed; whether it could be taken back."""
+    keys = keys_of(queue)
+    packed_seq = pack_int(seq)
+    row = txn.get(keys.items + packed_seq)
+    if row is None:
+        return False
+    item = decode(row)
+    if item.expires_ns:
+        return False
+    tally = Tally()
+    ready = keys.ready_key(item.priority, item.turn, packed_seq)
+    if txn.get(ready) is not None:
+        txn.delete(ready)
+        tally.move(State.READY, Event.WITHDRAW)
+    else:
+        txn.delete(keys.delayed + pack_int(item.not_before_ns) + packed_seq)
+        tally.move(State.DELAYED, Event.WITHDRAW)
+    txn.delete(keys.items + packed_seq)
+    if item.blob:
+        blobs.release(txn, item.blob)
+    tally.save(txn, keys)
+    return True
 
 
 @operation
@@ -204,7 +250,7 @@ def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
     for key, packed_seq in due:
         item = items.load(txn, keys, packed_seq)
         txn.delete(key)
-        txn.put(keys.ready_key(item.priority, packed_seq), packed_seq)
+        txn.put(keys.ready_key(item.priority, item.turn, packed_seq), packed_seq)
     if due:
         tally.move(State.DELAYED, Event.DUE, len(due))
 

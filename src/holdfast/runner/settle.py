@@ -16,9 +16,10 @@ from __future__ import annotations
 
 import traceback
 
+from holdfast import codec
 from holdfast.config import BATCH_MAX, ERROR_TEXT_CHARS_MAX
 from holdfast.durable import queue as queues
-from holdfast.durable.queue import Failure
+from holdfast.durable.queue import Failure, Then
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.runner.faults import Fault, code_of, transient
 from holdfast.runner.hooks import Hooks, text_of
@@ -67,6 +68,11 @@ class Desk:
             [outcome.work.claim.token for outcome in acks],
             [failure_of(outcome, policy) for outcome in fails],
             policy.budget,
+            [
+                Then(index, operation.name, codec.pack(args))
+                for index, outcome in enumerate(acks)
+                for operation, args in outcome.work.joined
+            ],
         )
         self.outcomes = []
         for outcome, end in zip(acks + fails, ends, strict=True):

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from holdfast.clock import Clock
 from holdfast.durable.queue import Claim
 from holdfast.errors import ClaimLost
+from holdfast.store.api import Operation
 
 Kind = Literal["queue", "timer"]
 
@@ -21,7 +22,9 @@ Kind = Literal["queue", "timer"]
 class Work:
     """`deadline_ns` is store time: what is not settled by then was not done by us."""
 
-    __slots__ = ("_extend", "attempt", "claim", "deadline_ns", "kind", "lost", "payload", "seq")
+    __slots__ = (
+        "_extend", "attempt", "claim", "deadline_ns", "joined", "kind", "lost", "payload", "seq",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -38,7 +41,16 @@ class Work:
         self.attempt = claim.failures + claim.expiries + 1
         self.deadline_ns = claim.expires_ns
         self.lost = False
+        # What is committed together with the ack: (operation, arguments).
+        self.joined: list[tuple[Operation[Any, Any], tuple[Any, ...]]] = []
         self._extend = extend
+
+    def join(self, operation: Operation[Any, Any], *args: Any) -> None:
+        """Commit an operation with the ack of this item: both happen, or neither.
+
+        It is dropped if the handler raises, and if the claim is lost. It must not raise itself.
+        """
+        self.joined.append((operation, operation.positional(args, {})))
 
     def extend(self, ttl_ms: int | None = None) -> int:
         """Ask for more time from now on (the policy's lease by default); the new deadline."""

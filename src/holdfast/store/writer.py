@@ -247,6 +247,8 @@ class Writer:
         if connection not in self._connections:
             return
         self._connections.discard(connection)
+        # What it had sent and was not answered its client sends again: it must not count twice.
+        self._work = [(of, request) for of, request in self._work if of is not connection]
         for topic in connection.watched:
             watchers = self._watchers[topic]
             watchers.discard(connection)
