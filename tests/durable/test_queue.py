@@ -977,11 +977,26 @@ def test_an_operation_joins_an_ack_and_is_dropped_with_a_lost_claim(store: Store
     good, bad = store.transact(queue.claim, "q", "w", 2, 10**12)
     lost = queue.Token(bad.queue, bad.seq, bad.number + 1, bad.owner)
     then = [
-        queue.Then(
-            index, "holdfast.durable.queue:put", codec.pack(["after", b"%d" % index, 0, 0, ""])
-        )
-        for index in (0, 1)
+        queue.Then(index, queue.put.name, codec.pack(queue.put.positional(("after", payload), {})))
+        for index, payload in enumerate([b"0", b"1"])
     ]
     ends = store.transact(queue.settle, [good.token, lost], [], queue.Budget(), then)
     assert ends == ["done", "lost"]
     assert [payload for _, payload in store.read(queue.peek, "after", 10)] == [b"0"]
+
+
+def test_the_will_of_an_item_is_read_once_however_it_dies(store: Store) -> None:
+    will = "holdfast.durable.dead:post_notice"
+    for payload in (b"failed", b"buried"):
+        store.transact(queue.put, "q", payload, 0, 0, "", will)
+    failed, buried = store.transact(queue.claim, "q", "w", 2, 10**12)
+    store.transact(queue.fail, failed.token, "boom", "text", False)
+    store.transact(queue.bury, buried.token, "refused", "text")
+    notices = [payload for _, payload in store.read(queue.peek, "q/notices", 10)]
+    assert sorted(notices) == [b"boom", b"refused"]
+
+
+def test_a_will_that_nobody_can_execute_is_refused_at_the_door(store: Store) -> None:
+    with pytest.raises(Invalid):
+        store.transact(queue.put, "q", b"x", 0, 0, "", "os:system")
+    assert store.read(queue.counts, "q") == queue.Counts()

@@ -3,6 +3,9 @@
 A dead letter has the seq of its item. A seq is never given twice and an item dies once, so none
 ever overwrites another. It stays until it is purged, or redriven: then the same transaction removes
 it and puts a new item in its place that names it, so a crash leaves one or the other, never both.
+
+An item may have a will: an operation that is given the dead letter, in the commit that makes it,
+whether the item failed, expired or was buried. So whoever must hear of a death always does, once.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from holdfast.durable.bounds import check_limit, check_time
 from holdfast.durable.item import Item, Keys, State, Tally, keys_of, pack, pack_int, seq_of
 from holdfast.errors import Invalid, NotFound
 from holdfast.store import blobs, schema, tuples
-from holdfast.store.api import Txn, operation
+from holdfast.store.api import Txn, operation, resolve
 
 
 class Dead(Record, frozen=True):
@@ -35,6 +38,7 @@ class Dead(Record, frozen=True):
     redrive_of: int | None = None
     blob: bytes = b""
     group: str = ""
+    will: str = ""
 
 
 @operation
@@ -55,13 +59,20 @@ def post_dead(txn: Txn, queue: str, payload: bytes, code: str, error: str, owner
 
 
 @operation
+def post_notice(txn: Txn, letter: Dead) -> None:
+    """A will: put the code of a death into the queue of notices beside the letter's own."""
+    keys = keys_of(f"{letter.queue}/notices")
+    items.insert(txn, keys, [(letter.code.encode(), b"", 0, None, "", "")], not_before_ns=0)
+
+
+@operation
 def redrive(txn: Txn, queue: str, seqs: list[int]) -> list[int]:
     """Turn dead letters into new items, with fresh counts; their seqs. All or none."""
     keys = keys_of(queue)
     check_limit(len(seqs), "seqs")
     letters = [_take(txn, keys, seq) for seq in seqs]
     _forget(txn, keys, len(letters))
-    bodies = [(one.payload, one.blob, one.priority, one.seq, one.group) for one in letters]
+    bodies = [(o.payload, o.blob, o.priority, o.seq, o.group, o.will) for o in letters]
     return items.insert(txn, keys, bodies, not_before_ns=0)
 
 
@@ -92,10 +103,12 @@ def inter(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error:
     """Replace a claimed item by its dead letter. The caller moves the counters."""
     items.drop_claim(txn, keys, item, packed_seq)
     txn.delete(keys.items + packed_seq)
-    _keep(txn, keys, packed_seq, item, code, error)
+    letter = _keep(txn, keys, packed_seq, item, code, error)
+    if letter.will:
+        resolve(letter.will).fn(txn, letter)
 
 
-def _keep(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error: str) -> None:
+def _keep(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error: str) -> Dead:
     letter = Dead(
         keys.queue,
         seq_of(packed_seq),
@@ -113,9 +126,11 @@ def _keep(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error:
         item.redrive_of,
         item.blob,
         item.group,
+        item.will,
     )
     txn.put(keys.dead + packed_seq, pack(letter))
     txn.put(keys.died + pack_int(letter.died_ns) + packed_seq, packed_seq)
+    return letter
 
 
 def _take(txn: Txn, keys: Keys, seq: int) -> Dead:

@@ -92,10 +92,12 @@ class Item(Record, frozen=True):
     error: str = ""
     group: str = ""
     turn: int = 0
+    # The operation that is told when the item dies, in the same commit (see `dead`).
+    will: str = ""
 
 
-# What a new item is made of: payload, blob, priority, redrive_of, group.
-Body = tuple[bytes, bytes, int, int | None, str]
+# What a new item is made of: payload, blob, priority, redrive_of, group, will.
+Body = tuple[bytes, bytes, int, int | None, str, str]
 
 
 class Counts(Record, frozen=True):
@@ -199,7 +201,7 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
     delayed = not_before_ns > now_ns
     due = keys.delayed + pack_int(not_before_ns)
     put, items = txn.put, keys.items
-    for seq, (payload, blob, priority, redrive_of, group) in zip(seqs, bodies, strict=True):
+    for seq, (payload, blob, priority, redrive_of, group, will) in zip(seqs, bodies, strict=True):
         packed_seq = pack_int(seq)
         turn = next_turn(txn, keys, group) if group else 0
         item = Item(
@@ -211,6 +213,7 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
             redrive_of=redrive_of,
             group=group,
             turn=turn,
+            will=will,
         )
         put(items + packed_seq, pack(item))
         index = due + packed_seq if delayed else keys.ready_key(priority, turn, packed_seq)

@@ -58,7 +58,7 @@ from holdfast.durable.item import (
 )
 from holdfast.errors import Invalid
 from holdfast.store import blobs, tuples
-from holdfast.store.api import Row, Txn, operation
+from holdfast.store.api import Row, Txn, operation, resolve
 
 __all__ = [
     "ITEM", "Budget", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "ack",
@@ -75,9 +75,14 @@ def put(
     priority: int = 0,
     not_before_ns: int = 0,
     group: str = "",
+    will: str = "",
 ) -> int:
-    """Add an item; its seq. Larger priorities are claimed first; groups take turns."""
-    return put_many.fn(txn, queue, [payload], priority, not_before_ns, group)[0]
+    """Add an item; its seq. Larger priorities are claimed first; groups take turns.
+
+    `will` names an operation that is given the dead letter when the item dies, however it dies, in
+    the same commit. Like everything that joins a commit, it must not raise.
+    """
+    return put_many.fn(txn, queue, [payload], priority, not_before_ns, group, will)[0]
 
 
 @operation
@@ -88,15 +93,18 @@ def put_many(
     priority: int = 0,
     not_before_ns: int = 0,
     group: str = "",
+    will: str = "",
 ) -> list[int]:
     keys = keys_of(queue)
+    if will:
+        resolve(will)
     if group:
         check_name("group", group)
     check_limit(len(payloads), "payloads")
     check_time("not_before_ns", not_before_ns)
     if not -QUEUE_PRIORITY_MAX <= priority <= QUEUE_PRIORITY_MAX:
         raise Invalid(what="priority", why="out of bounds", found=priority, max=QUEUE_PRIORITY_MAX)
-    bodies = [(*items.place(txn, payload), priority, None, group) for payload in payloads]
+    bodies = [(*items.place(txn, payload), priority, None, group, will) for payload in payloads]
     return items.insert(txn, keys, bodies, not_before_ns)
 
 
