@@ -122,7 +122,7 @@ def test_a_read_that_writes_is_refused_and_writes_nothing(store: Store) -> None:
     ("key", "value", "error"),
     [
         (b"k" * (KEY_BYTES_MAX + 1), b"", KeyTooLarge),
-        (b"", b"", KeyTooLarge),
+        (b"", b"", Invalid),
         (("t" * KEY_BYTES_MAX,), b"", KeyTooLarge),
         (b"k", b"v" * (VALUE_BYTES_MAX + 1), ValueTooLarge),
         (b"k", "text", Invalid),
@@ -358,6 +358,12 @@ def test_a_wait_ends_when_its_time_is_up_and_other_topics_do_not_wake_it(store: 
     since = store.wait("t", 0, 0.05)
     store.transact(lambda txn: txn.notify("other"))
     assert store.wait("t", since, 0.1) == since
+
+
+@pytest.mark.parametrize("topic", [5, None, [5], b"t"])
+def test_a_topic_that_is_no_text_is_refused(store: Store, topic: object) -> None:
+    with pytest.raises(Invalid):
+        store.wait(topic, 0, 0.01)  # type: ignore[arg-type]
 
 
 def test_a_wait_for_several_topics_ends_with_any_of_them(store: Store) -> None:

@@ -24,6 +24,7 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import Anchor, Clock, anchor
 from holdfast.config import (
+    OUTCOME_ANSWERS_MAX,
     OUTCOME_BYTES_MAX,
     OUTCOMES_KEPT,
     RING_COMMITS_MAX,
@@ -75,6 +76,9 @@ class Backend(Protocol):
     def begin(self) -> WriteTxn: ...
     def snapshot(self) -> Snapshot: ...
     def last_id(self) -> int: ...
+
+    def typed(self, error: Exception) -> HoldfastError | None:
+        """What an error of the rows below means, if it is one."""
 
 
 class Request(msgspec.Struct, array_like=True, gc=False):
@@ -163,13 +167,18 @@ class Engine:
         kept: list[Answer] = []
         try:
             for request in requests:
+                name = (request.client, request.no)
+                if request.resent and name in done:
+                    # Sent again so soon that both copies are in one batch: it is one transaction.
+                    answers.append(kept[done.index(name)])
+                    continue
                 try:
                     answer = self._apply(txn, request, written, now_ns, commit_no)
                 except HoldfastError as error:
                     answer = Answer(request.no, to_wire(error))
                 else:
                     if answer.commit_no == commit_no:
-                        done.append((request.client, request.no))
+                        done.append(name)
                         kept.append(_keepable(answer))
                         topics.update(request.topics)
                 answers.append(answer)
@@ -186,7 +195,9 @@ class Engine:
                 raise error.error from None
             if len(requests) > 1:
                 return None
-            refused = Invalid(what="transaction", why=f"{type(error).__name__}: {error}")
+            refused = self._backend.typed(error) or Invalid(
+                what="transaction", why=f"{type(error).__name__}: {error}"
+            )
             return [Answer(requests[0].no, to_wire(refused))]
         txn.commit()
         self.commit_no = commit_no
@@ -268,7 +279,9 @@ class Engine:
             self._oldest = dropped.id
         self._outcomes.update(zip(done, kept, strict=True))
         self._outcome_ring.append((written.id, done))
-        if len(self._outcome_ring) >= OUTCOMES_KEPT:
+        while len(self._outcome_ring) >= OUTCOMES_KEPT or (
+            len(self._outcomes) > OUTCOME_ANSWERS_MAX and len(self._outcome_ring) > 1
+        ):
             self._forgotten_id, forgotten = self._outcome_ring.popleft()
             for name in forgotten:
                 self._outcomes.pop(name, None)
@@ -316,20 +329,27 @@ class Engine:
         txn.commit()
 
     def _load_outcomes(self, rows: list[Row]) -> None:
+        """Take up the outcomes of the writer before, newest first, within the bounds."""
         try:
-            loaded = sorted(
-                (_OUTCOME_ROW.decode(value) for _, value in rows), key=lambda row: row[0]
+            heads = sorted(
+                ((_OUTCOME_HEAD.decode(row), row) for _, row in rows),
+                key=lambda found: found[0][0],
+                reverse=True,
             )
+            for (commit_no, id, at_ns, _, _), row in heads:
+                self.commit_no = max(self.commit_no, commit_no)
+                self._last_ns = max(self._last_ns, at_ns)
+                if len(self._outcomes) > OUTCOME_ANSWERS_MAX:
+                    self._forgotten_id = id
+                    return
+                clients, answers = _OUTCOME_ROW.decode(row)[3:]
+                names = [(client, one.no) for client, one in zip(clients, answers, strict=True)]
+                self._outcomes.update(zip(names, answers, strict=True))
+                self._outcome_ring.appendleft((id, names))
         except msgspec.MsgspecError as error:
             raise StoreCorrupt(what="outcome row", why=str(error)) from None
-        for commit_no, id, at_ns, clients, answers in loaded:
-            names = [(client, answer.no) for client, answer in zip(clients, answers, strict=True)]
-            self._outcomes.update(zip(names, answers, strict=True))
-            self._outcome_ring.append((id, names))
-            self.commit_no = commit_no
-            self._last_ns = max(self._last_ns, at_ns)
-        if self.commit_no > len(loaded):
-            self._forgotten_id = loaded[0][1] - 1
+        if heads and self.commit_no > len(heads):
+            self._forgotten_id = heads[-1][0][1] - 1
 
 
 def _keepable(answer: Answer) -> Answer:
@@ -396,4 +416,5 @@ def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: b
         raise SchemaMismatch(found=list(version), expected=list(expected))
 
 
+_OUTCOME_HEAD = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw, msgspec.Raw])
 _OUTCOME_ROW = msgspec.msgpack.Decoder(tuple[int, int, int, list[bytes], list[Answer]])

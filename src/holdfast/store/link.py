@@ -88,7 +88,10 @@ class Link:
         self._receiver: threading.Thread | None = None
         self._answered: deque[Call] = deque()
         self.completions = Completions()
-        self._closed = False
+        # Why this connection is of no use any more: closed, or the store was replaced.
+        self._ended: HoldfastError | None = None
+        # The writer is gone and the reader has not found another yet: nothing is sent meanwhile.
+        self._broken = False
         self._identity: tuple[str, int] | None = None
         self._connect()
 
@@ -126,15 +129,19 @@ class Link:
         self._post(Call(request, callback))
 
     def _post(self, call: Call) -> None:
-        if self._closed:
-            raise StoreClosed(path=str(self._path))
+        self.check()
         self._pending[call.request.no] = call
         self._outbox.append(call)
         if not self._answered or len(self._outbox) >= _CROWD:
             self._flush()
 
+    def check(self) -> None:
+        """Raise what has ended this connection for good, if anything has."""
+        if self._ended is not None:
+            raise self._ended
+
     def _flush(self) -> None:
-        while self._outbox:
+        while self._outbox and not self._broken:
             if not self._sending.acquire(False):
                 return  # whoever sends now looks again before it leaves
             try:
@@ -147,6 +154,7 @@ class Link:
         with contextlib.suppress(IndexError):
             while True:
                 calls.append(self._outbox.popleft())
+        calls = [call for call in calls if call.answer is None]
         if not calls:
             return
         now_ns = SYSTEM.mono_ns()
@@ -163,7 +171,8 @@ class Link:
             trouble = str(error)
         else:
             if len(body) <= FRAME_BYTES_MAX:
-                self._send(frame(body))
+                if not self._send(frame(body)):
+                    self._put_back(calls)
                 return
         if len(calls) > 1:
             half = len(calls) // 2
@@ -179,8 +188,16 @@ class Link:
                 self._wake_next()
                 self.completions.wake()
 
-    def _send(self, data: bytes) -> None:
-        """Send, or leave it to the reader, who finds the connection broken and sends again."""
+    def _put_back(self, calls: list[Call]) -> None:
+        """Nothing went out: what was never sent before waits for the next connection."""
+        self._broken = True
+        fresh = [call for call in calls if not call.request.resent]
+        for call in fresh:
+            call.sent_ns = 0
+        self._outbox.extendleft(reversed(fresh))
+
+    def _send(self, data: bytes) -> bool:
+        """Send; whether anything went out. The reader finds a broken connection and mends it."""
         view = memoryview(data)
         while view:
             try:
@@ -188,14 +205,15 @@ class Link:
             except BlockingIOError:
                 self._replace_if_stuck()
             except OSError:
-                return
+                return len(view) < len(data)
+        return True
 
     # -- reading -------------------------------------------------------------------------------
 
     def _read(self, timeout: float | None) -> None:
         """Take what has arrived and hand it out. The caller is the reader."""
-        if self._closed:
-            self._fail_all(StoreClosed(path=str(self._path)))
+        if self._ended is not None:
+            self._fail_all(self._ended)
             return
         if timeout is not None and not self._poll.poll(min(timeout, _LOOK_S) * 1000):
             self._replace_if_stuck()
@@ -257,7 +275,7 @@ class Link:
 
     def _receive_forever(self) -> None:
         with self._reading:
-            while not self._closed:
+            while self._ended is None:
                 self._read(None)
 
     # -- topics --------------------------------------------------------------------------------
@@ -265,9 +283,6 @@ class Link:
     def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
         fresh = [topic for topic in topics if topic not in self._watched]
         if fresh:
-            for topic in fresh:
-                if type(topic) is not str:
-                    raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
             self._watched.update(fresh)
             with self._sending:
                 self._send(frame(encode([[], fresh])))
@@ -279,8 +294,7 @@ class Link:
             if last is not None and last != since:
                 return last
             left = (deadline_ns - SYSTEM.mono_ns()) / S
-            if self._closed:
-                raise StoreClosed(path=str(self._path))
+            self.check()
             if left <= 0:
                 return since
             self._sleep(topics, last, left)
@@ -312,11 +326,12 @@ class Link:
     # -- the writer process --------------------------------------------------------------------
 
     def close(self) -> None:
-        self._closed = True
+        if self._ended is None:
+            self._ended = StoreClosed(path=str(self._path))
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         with self._reading:
-            self._fail_all(StoreClosed(path=str(self._path)))
+            self._fail_all(self._ended)
             self._sock.close()
         reap_children()
 
@@ -324,15 +339,16 @@ class Link:
         for no in list(self._pending):
             call = self._pending.pop(no, None)
             if call is not None:
-                told = CommitUnknown(txn_no=no, why=error.code) if call.sent_ns else error
+                doubtful = call.sent_ns and not isinstance(error, StoreReplaced)
+                told = CommitUnknown(txn_no=no, why=error.code) if doubtful else error
                 self._finish(call, Answer(no, to_wire(told)))
         self._wake_next()
         self.completions.wake()
 
     def _reconnect(self) -> None:
         """Find or start a writer and send again what it was not seen to answer."""
-        if self._closed:
-            self._fail_all(StoreClosed(path=str(self._path)))
+        if self._ended is not None:
+            self._fail_all(self._ended)
             return
         with self._sending:
             self._sock.close()
@@ -375,10 +391,11 @@ class Link:
         identity = (welcome.store_id, welcome.generation)
         if self._identity is not None and identity != self._identity:
             sock.close()
-            self._closed = True
-            raise StoreReplaced(path=str(self._path))
+            self._ended = StoreReplaced(path=str(self._path))
+            raise self._ended
         self._identity = identity
         self._sock = sock
+        self._broken = False
         self._frames = Frames()
         self._pid, self._born = peer_of(sock)
         sock.settimeout(None)

@@ -32,7 +32,7 @@ from holdfast.store.api import settled
 from holdfast.store.engine import Answer
 from holdfast.store.future import Submitted
 from holdfast.store.link import Link
-from holdfast.store.local import refuse_writes
+from holdfast.store.local import refuse_writes, topics_of
 from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.txn import ClientTxn
 from holdfast.store.wire import fill, request_of
@@ -109,7 +109,7 @@ class LmdbStore:
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()
-        return self._link.wait((topic,) if isinstance(topic, str) else topic, since, timeout)
+        return self._link.wait(topics_of(topic), since, timeout)
 
     def backup(self, path: str) -> None:
         self._check()
@@ -136,6 +136,7 @@ class LmdbStore:
     ) -> tuple[ClientTxn, Any]:
         if self._gone is not None:
             raise self._gone(path=str(self.path))
+        self._link.check()
         snapshot = self._snapshot()
         try:
             txn = ClientTxn(

@@ -71,7 +71,7 @@ class LocalStore:
         return future
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
-        topics = (topic,) if isinstance(topic, str) else topic
+        topics = topics_of(topic)
         deadline_ns = self.clock.mono_ns() + int(timeout * S)
         with self._rung:
             while True:
@@ -110,6 +110,15 @@ class LocalStore:
             return txn, fn(txn, *args, **kwargs)
         finally:
             snapshot.close()
+
+
+def topics_of(topic: object) -> tuple[str, ...]:
+    """The topics that a wait is for, checked."""
+    if isinstance(topic, str):
+        return (topic,)
+    if isinstance(topic, list | tuple) and all(isinstance(one, str) for one in topic):
+        return tuple(topic)
+    raise Invalid(what="topic", why="text, or several", found=repr(topic)[:64])
 
 
 def refuse_writes(txn: ClientTxn) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable
 
+from holdfast.errors import HoldfastError
 from holdfast.store.api import Row
 
 
@@ -22,6 +23,9 @@ class MemoryBackend:
         return self
 
     def close(self) -> None: ...
+
+    def typed(self, error: Exception) -> HoldfastError | None:
+        return None
 
     def last_id(self) -> int:
         return self.id

@@ -77,6 +77,9 @@ class LmdbBackend:
     def last_id(self) -> int:
         return int(self.env.info()["last_txnid"])
 
+    def typed(self, error: Exception) -> HoldfastError | None:
+        return storage_error(error, self.path) if isinstance(error, lmdb.Error) else None
+
     def close(self) -> None:
         self.env.close()
 

@@ -47,7 +47,7 @@ class Overlay:
         if type(value) is not bytes:
             raise Invalid(what="value", why="values are bytes", found=type(value).__name__)
         if not 0 < len(key) <= KEY_BYTES_MAX:
-            raise KeyTooLarge(bytes=len(key), bytes_max=KEY_BYTES_MAX, key=key[:64])
+            raise _bad_key(key)
         if len(value) > VALUE_BYTES_MAX:
             raise ValueTooLarge(bytes=len(value), bytes_max=VALUE_BYTES_MAX, key=key[:64])
         self.writes[key] = value
@@ -56,7 +56,7 @@ class Overlay:
         if type(key) is not bytes:
             key = packed(key)
         if not 0 < len(key) <= KEY_BYTES_MAX:
-            raise KeyTooLarge(bytes=len(key), bytes_max=KEY_BYTES_MAX, key=key[:64])
+            raise _bad_key(key)
         self.writes[key] = None
 
     def scan(
@@ -198,6 +198,12 @@ class ApplyTxn(Overlay):
 
     def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
         return Pending[T]().fill(operation.fn(self, *args))
+
+
+def _bad_key(key: bytes) -> Invalid:
+    if not key:
+        return Invalid(what="key", why="a key has a byte at least")
+    return KeyTooLarge(bytes=len(key), bytes_max=KEY_BYTES_MAX, key=key[:64])
 
 
 def packed(key: AnyKey) -> bytes:

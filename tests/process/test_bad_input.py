@@ -1,0 +1,390 @@
+"""What callers get wrong, and what strangers send: a typed error, and nobody else is disturbed."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast import __version__
+from holdfast import store as stores
+from holdfast.config import FRAME_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX, WriterLimits
+from holdfast.durable import lease, queue
+from holdfast.errors import (
+    BadUrl,
+    HoldfastError,
+    Invalid,
+    KeyTooLarge,
+    StoreClosed,
+    ValueTooLarge,
+)
+from holdfast.store.api import Store, Txn
+from holdfast.store.wire import PROTOCOL, frame
+from holdfast.store.writer import SOCKET, directory_of
+from tests.process.refusals import refused, untouched
+from tests.process.watch import writer_of
+from tests.processes import python_proc
+
+MODULES = (
+    "holdfast.store.txn",
+    "holdfast.store.link",
+    "holdfast.store.lmdb",
+    "holdfast.store.writer",
+    "holdfast.store.wire",
+)
+
+encode = msgspec.msgpack.encode
+
+
+@pytest.fixture
+def store(home: Path, limits: WriterLimits) -> Iterator[Store]:
+    with stores.open(home, limits=limits) as opened:
+        yield opened
+
+
+# -- what callers get wrong ------------------------------------------------------------------------
+
+
+class NoLease:
+    guard = "none"
+
+
+WRONG: dict[str, tuple[Callable[[Txn], Any], type[HoldfastError]]] = {
+    "a key too large": (
+        lambda txn: txn.put(b"k" * (KEY_BYTES_MAX + 1), b""),
+        KeyTooLarge,
+    ),
+    "a tuple too large": (lambda txn: txn.put(("k" * KEY_BYTES_MAX,), b""), KeyTooLarge),
+    "an empty key": (lambda txn: txn.put(b"", b""), Invalid),
+    "an empty key to delete": (lambda txn: txn.delete(b""), Invalid),
+    "an empty key to read": (lambda txn: txn.get(b""), Invalid),
+    "a counter's key too large": (lambda txn: txn.add(b"k" * (KEY_BYTES_MAX + 1), 1), KeyTooLarge),
+    "a space too large": (lambda txn: txn.append(b"k" * KEY_BYTES_MAX, b""), KeyTooLarge),
+    "a value too large": (
+        lambda txn: txn.put(("k",), bytes(VALUE_BYTES_MAX + 1)),
+        ValueTooLarge,
+    ),
+    "an appended value too large": (
+        lambda txn: txn.append(("k",), bytes(VALUE_BYTES_MAX + 1)),
+        ValueTooLarge,
+    ),
+    "text for a key": (lambda txn: txn.put("k", b""), Invalid),  # type: ignore[arg-type]
+    "a list for a key": (lambda txn: txn.get(["k"]), Invalid),  # type: ignore[arg-type]
+    "a float in a key": (lambda txn: txn.put((1.5,), b""), Invalid),  # type: ignore[arg-type]
+    "a surrogate in a key": (lambda txn: txn.put(("\ud800",), b""), Invalid),
+    "text for a value": (lambda txn: txn.put(("k",), "v"), Invalid),  # type: ignore[arg-type]
+    "none for a value": (lambda txn: txn.put(("k",), None), Invalid),  # type: ignore[arg-type]
+    "text appended": (lambda txn: txn.append(("k",), "v"), Invalid),  # type: ignore[arg-type]
+    "a number appended": (lambda txn: txn.append(("k",), 5), Invalid),  # type: ignore[arg-type]
+    "a float added": (lambda txn: txn.add(("k",), 1.5), Invalid),  # type: ignore[arg-type]
+    "text added": (lambda txn: txn.add(("k",), "1"), Invalid),  # type: ignore[arg-type]
+    "more than 64 bits added": (lambda txn: txn.add(("k",), 1 << 70), Invalid),
+    "a number for a topic": (lambda txn: txn.notify(5), Invalid),  # type: ignore[arg-type]
+    "a surrogate in a topic": (lambda txn: txn.notify("\ud800"), Invalid),
+    "no lease": (lambda txn: txn.require_live(NoLease()), Invalid),  # type: ignore[arg-type]
+    "an argument of the wrong type": (
+        lambda txn: queue.put(txn, "q", "text"),  # type: ignore[arg-type]
+        Invalid,
+    ),
+    "an argument too few": (lambda txn: queue.put(txn, "q"), Invalid),  # type: ignore[call-arg]
+    "a time to live of nothing": (
+        lambda txn: lease.acquire(txn, "r", "w", "1", 0),
+        Invalid,
+    ),
+}
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_call_is_refused_and_nothing_of_its_transaction_stays(
+    store: Store, wrong: str
+) -> None:
+    call, kind = WRONG[wrong]
+    with pytest.raises(HoldfastError) as caught:
+        store.transact(lambda txn: (txn.put(("beside",), b"1"), call(txn)))
+    assert type(caught.value) is kind
+    assert "\n" not in str(caught.value)
+    assert store.read(lambda txn: txn.get(("beside",))) is None
+    store.transact(lambda txn: txn.put(("after",), b"1"))
+
+
+@pytest.mark.timeout(60)
+def test_a_wrong_call_fails_alone_among_those_that_are_sent_with_it(store: Store) -> None:
+    """Transactions of many threads travel in one frame; what cannot be encoded must not take it."""
+    ends: list[str] = []
+
+    def call(n: int) -> None:
+        try:
+            if n % 4:
+                store.transact(lambda txn: txn.add(("good",), 1))
+            else:
+                store.transact(lambda txn: txn.notify("\ud800"))
+            ends.append("committed")
+        except Invalid:
+            ends.append("refused")
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(64)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends) == ["committed"] * 48 + ["refused"] * 16
+    assert store.read(lambda txn: txn.count(("good",))) == 48
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_a_transaction_too_large_for_a_frame_is_refused(store: Store, home: Path) -> None:
+    def put_values(txn: Txn, name: str, values: int) -> None:
+        for n in range(values):
+            txn.put((name, n), bytes(VALUE_BYTES_MAX))
+
+    writer = writer_of(home)
+    with refused(Invalid, says="too large"):
+        store.transact(put_values, "too many", FRAME_BYTES_MAX // VALUE_BYTES_MAX + 1)
+    store.transact(put_values, "fewer", 1)
+    assert store.read(lambda txn: txn.get(("too many", 0))) is None
+    assert store.read(lambda txn: txn.get(("fewer", 0))) == bytes(VALUE_BYTES_MAX)
+    assert writer.alive
+
+
+@pytest.mark.timeout(30)
+def test_a_closed_store_says_so(home: Path, limits: WriterLimits) -> None:
+    store = stores.open(home, limits=limits)
+    store.close()
+    store.close()
+    for use in (
+        lambda: store.transact(lambda txn: txn.put(("a",), b"")),
+        lambda: store.read(lambda txn: txn.get(("a",))),
+        lambda: store.wait("topic", 0, 0.1),
+        lambda: store.submit(lambda txn: txn.put(("a",), b"")).result(10),
+    ):
+        with refused(StoreClosed):
+            use()
+
+
+# -- what is not a place for a store ---------------------------------------------------------------
+
+
+@pytest.mark.timeout(30)
+def test_a_path_that_is_a_file_is_refused_and_not_touched(
+    tmp_path: Path, limits: WriterLimits
+) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    with untouched(file):
+        with refused(Invalid, says="a file, not a directory"):
+            stores.open(file, limits=limits)
+        with refused(Invalid, says="a file, not a directory"):
+            stores.open(file / "below", limits=limits)
+
+
+@pytest.mark.parametrize("url", ["", "lmdb:", "redis://host", "postgres-ish:x"])
+def test_a_url_that_is_none_is_refused(url: str) -> None:
+    with refused(BadUrl):
+        stores.open(url)
+
+
+@pytest.mark.timeout(30)
+def test_a_store_with_a_very_long_path_opens(tmp_path: Path, limits: WriterLimits) -> None:
+    """A socket's path has 108 bytes at most; a directory's may have thousands."""
+    deep = tmp_path / ("d" * 120) / ("e" * 120) / "store"
+    with stores.open(deep, limits=limits) as first, stores.open(deep, limits=limits) as second:
+        first.transact(lambda txn: txn.put(("a",), b"1"))
+        assert second.read(lambda txn: txn.get(("a",))) == b"1"
+
+
+# -- fork ------------------------------------------------------------------------------------------
+
+FORKER = """
+import os, sys
+from holdfast import store as stores
+from holdfast.config import WriterLimits
+from holdfast.errors import HoldfastError
+
+path = sys.argv[1]
+limits = WriterLimits(linger_s=0.2)
+store = stores.open(path, limits=limits)
+store.transact(lambda txn: txn.put(("parent",), b"before"))
+
+def tell(what, fn):
+    try:
+        print(what, fn(), flush=True)
+    except HoldfastError as error:
+        print(what, type(error).__name__, error, flush=True)
+
+# A child that does nothing but end, forked in the middle of a read: ending tears down its copies.
+def look(txn):
+    seen = txn.get(("large",))[:6]
+    if os.fork() == 0:
+        sys.exit(0)
+    os.wait()
+    with stores.open(path, limits=limits) as other:
+        for n in range(20):
+            other.transact(lambda txn: txn.put(("large",), b"later " * 20_000))
+    return seen == txn.get(("large",))[:6]
+
+store.transact(lambda txn: txn.put(("large",), b"first " * 20_000))
+tell("parent still sees what it saw:", lambda: store.read(look))
+
+child = os.fork()
+if child == 0:
+    tell("child transact", lambda: store.transact(lambda txn: txn.put(("child",), b"1")))
+    tell("child read", lambda: store.read(lambda txn: txn.get(("parent",))))
+    tell("child submit", lambda: store.submit(lambda txn: txn.put(("child",), b"1")).result(9))
+    tell("child wait", lambda: store.wait("t", 0, 0.1))
+    tell("child backup", lambda: store.backup(path + ".backup"))
+    store.close()
+    with stores.open(path, limits=limits) as again:
+        again.transact(lambda txn: txn.put(("reopened",), b"1"))
+        tell("child reopened", lambda: again.read(lambda txn: txn.get(("parent",))))
+    sys.exit(0)
+_, status = os.waitpid(child, 0)
+print("child ended", status, flush=True)
+store.transact(lambda txn: txn.put(("parent",), b"after"))
+tell("parent read", lambda: store.read(lambda txn: txn.get(("parent",))))
+tell("parent child", lambda: store.read(lambda txn: txn.get(("child",))))
+tell("parent reopened", lambda: store.read(lambda txn: txn.get(("reopened",))))
+store.close()
+"""
+
+
+@pytest.mark.timeout(60)
+def test_a_forked_child_cannot_use_its_parents_store_and_harms_it_not(home: Path) -> None:
+    with python_proc(FORKER, str(home), ready=None) as forker:
+        assert forker.expect("parent still sees").endswith("True")
+        for use in ("transact", "read", "submit", "wait", "backup"):
+            said = forker.expect(f"child {use}")
+            assert "StoreForked store_forked" in said
+            assert "open it in the child, or spawn instead" in said
+        assert forker.expect("child reopened").endswith("b'before'")
+        assert forker.expect("child ended").endswith(" 0")
+        assert forker.expect("parent read").endswith("b'after'")
+        assert forker.expect("parent child").endswith("None")
+        assert forker.expect("parent reopened").endswith("b'1'")
+        assert forker.wait() == 0
+
+
+# -- strangers at the writer's socket --------------------------------------------------------------
+
+HELLO = frame(encode([PROTOCOL, 1, __version__]))
+
+
+def request(**fields: Any) -> bytes:
+    """One transaction of a client that follows the protocol, but for what the test makes of it."""
+    whole: dict[str, Any] = {
+        **{"no": 1, "client": b"stranger", "snapshot": 0, "resent": False},
+        **{"reads": [], "ranges": [], "guards": [], "puts": {}, "deletes": [], "appends": []},
+        **{"adds": {}, "calls": [], "topics": []},
+    }
+    return frame(encode([[list({**whole, **fields}.values())]]))
+
+
+def with_raw_arguments(raw: bytes) -> bytes:
+    body = encode([[[1, b"stranger", 0, False, [], [], [], {}, [], [], {}, [["name", 0]], []]]])
+    at = body.rindex(encode("name")) + len(encode("name"))
+    return frame(body[:at] + raw + body[at + 1 :])
+
+
+SENT: dict[str, bytes] = {
+    "nothing": b"",
+    "noise": random.Random(3).randbytes(5000),
+    "a length beyond all bounds": b"\xff\xff\xff\xff" + b"x" * 1000,
+    "half a length": b"\x00\x00",
+    "half a frame": (1 << 16).to_bytes(4, "big") + b"the beginning",
+    "empty frames": bytes(4000),
+    "a hello of another kind": frame(encode({"hello": "world"})),
+    "a hello of another version": frame(encode([PROTOCOL, 1, "9.9.9"])),
+    "a hello of another protocol, and a transaction": (
+        frame(encode([PROTOCOL + 1, 1, __version__])) + request(puts={b"stranger": b"1"})
+    ),
+    "a hello that is not UTF-8": frame(b"\x93\x01\x05\xa1\xff"),
+    "a transaction before the hello": request(puts={b"stranger": b"1"}),
+    "noise after the hello": HELLO + frame(random.Random(4).randbytes(300)),
+    "an operation that is not UTF-8": HELLO + frame(b"\x91\x91\x9c" + b"\xa1\xff" * 12),
+    "nesting without end": HELLO + with_raw_arguments(b"\x91" * 100_000 + b"\xc0"),
+    "an operation of another package": HELLO + request(calls=[["os:system", ["true"]]]),
+    "a function that is no operation": (
+        HELLO + request(calls=[["holdfast.store.writer:main", [["x"]]]])
+    ),
+    "a module that is not there": HELLO + request(calls=[["holdfast.nowhere:x", []]]),
+    "an operation with other arguments": (
+        HELLO + request(calls=[["holdfast.durable.queue:put", {"a": 1}]])
+    ),
+    "an empty key": HELLO + request(puts={b"stranger": b"1", b"": b"1"}),
+    "a key too large": HELLO + request(puts={b"stranger": b"1", b"k" * 600: b"1"}),
+    "an empty key to delete": HELLO + request(puts={b"stranger": b"1"}, deletes=[b""]),
+    "a guard on nothing": HELLO
+    + request(guards=[["r", b"", b"", b"", 1]], puts={b"stranger": b""}),
+    "a counter beyond 64 bits": HELLO + request(adds={b"stranger": (1 << 64) - 1}),
+    "a snapshot from before": HELLO + request(snapshot=-9, reads=[b"a"], puts={b"stranger": b"1"}),
+    "a topic of another type": HELLO + frame(encode([[], [5]])),
+}
+
+
+def say(home: Path, data: bytes) -> None:
+    """Connect as a stranger, say it, and hang up once the writer has read it or has hung up."""
+    with socket.socket(socket.AF_UNIX) as peer, directory_of(home) as directory:
+        peer.connect(f"{directory}/{SOCKET}")
+        peer.settimeout(10)
+        try:
+            peer.sendall(data)
+            peer.shutdown(socket.SHUT_WR)
+            while peer.recv(65536):
+                pass
+        except (BrokenPipeError, ConnectionResetError):
+            pass
+
+
+@pytest.mark.timeout(60)
+def test_whatever_a_stranger_says_the_writer_goes_on(store: Store, home: Path) -> None:
+    writer = writer_of(home)
+    for what, data in SENT.items():
+        say(home, data)
+        store.transact(lambda txn, what=what: txn.put(("after",), what.encode()))
+        assert writer.alive, f"the writer died of {what}"
+    assert store.read(lambda txn: txn.get(b"stranger")) is None
+
+
+@pytest.mark.timeout(60)
+def test_noise_behind_a_hello_disturbs_nobody(store: Store, home: Path) -> None:
+    """Random bytes, and requests with some of their bytes changed."""
+    writer = writer_of(home)
+    noise = random.Random(os.environ.get("PYTEST_SEED", "noise"))
+    whole = request(puts={b"stranger": b"1"}, calls=[["holdfast.store.probe:now", []]])
+    for _ in range(300):
+        if noise.random() < 0.5:
+            data = frame(noise.randbytes(noise.randrange(100)))
+        else:
+            spoiled = bytearray(whole)
+            for _ in range(noise.randrange(1, 4)):
+                spoiled[noise.randrange(4, len(spoiled))] = noise.randrange(256)
+            data = bytes(spoiled)
+        say(home, HELLO + data)
+    store.transact(lambda txn: txn.put(("after",), b"1"))
+    assert writer.alive
+
+
+@pytest.mark.timeout(60)
+def test_strangers_that_stay_and_say_nothing_hold_up_nobody(store: Store, home: Path) -> None:
+    peers = []
+    try:
+        for data in (b"", b"\x00", HELLO, HELLO + b"\x00\x00\x40\x00half") * 8:
+            peer = socket.socket(socket.AF_UNIX)
+            peers.append(peer)
+            with directory_of(home) as directory:
+                peer.connect(f"{directory}/{SOCKET}")
+            peer.sendall(data)
+        for _ in range(50):
+            store.transact(lambda txn: txn.add(("n",), 1))
+        assert store.read(lambda txn: txn.count(("n",))) == 50
+    finally:
+        for peer in peers:
+            peer.close()

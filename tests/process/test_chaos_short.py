@@ -1,0 +1,37 @@
+"""The short form of `make chaos`: four workers, twenty kills, and nothing lost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests.process import chaos
+
+MODULES = (
+    "holdfast.store.writer",
+    "holdfast.store.link",
+    "holdfast.store.reach",
+    "holdfast.durable.lease",
+    "holdfast.durable.queue",
+    "holdfast.durable.journal",
+)
+
+KILLS = 20
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(120)
+@pytest.mark.spec(
+    "004",
+    "Chaos/failure injection matrix",
+    "whatever process dies or stands still, nothing acknowledged is lost and nothing happens twice",
+)
+def test_nothing_acknowledged_is_lost_when_workers_and_writers_are_killed(tmp_path: Path) -> None:
+    seed = random.SystemRandom().randrange(1 << 31)
+    print(f"seed {seed}: python -m tests.process.chaos --kills {KILLS} --seed {seed}")
+    ran = chaos.run(tmp_path, kills=KILLS, seconds=0, seed=seed, processes=4)
+    assert not ran.breaches
+    assert ran.kills >= KILLS
+    assert ran.done["acked"] > 0
