@@ -28,7 +28,7 @@ ERROR_TEXT_CHARS_MAX = 4000
 EMISSIONS_MAX = 10_000
 # One event, the parameters of one effect, one reply: a journal entry holds two of them and more.
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
-# A cycle that has journaled this much ends, so that it fits into a commit.
+# A cycle that has journaled and emitted this much ends, so that it fits into a commit.
 CYCLE_BYTES_MAX = 16 * 1024 * 1024
 # Names that other names are made of: of queues, of subjects.
 UNIVERSE_BYTES_MAX = 100
@@ -38,6 +38,8 @@ INBOX_DEPTH_MAX = 1_000_000
 # Keys are remembered for longer than anybody retries.
 DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
 SWEEP_EVERY_NS = 10 * S
+# Mail to a full inbox is tried again after this long.
+RETRY_FULL_NS = S
 
 # LMDB reserves address space, not disk; the map is never resized.
 MAP_BYTES = 1 << 40

@@ -11,7 +11,8 @@ from holdfast.clock import S
 from holdfast.durable import item, journal, queue, snapshot
 from holdfast.durable import lease as leases
 from holdfast.ops import recount
-from holdfast.store import schema
+from holdfast.store import schema, tuples
+from holdfast.store.api import Txn
 from holdfast.store.schema import Space
 from holdfast.world.catalog import Status, subject_of
 from tests.cli.conftest import Run
@@ -92,12 +93,22 @@ def test_an_emission_that_is_missing_is_named(run: Run, path: Path, rig: Rig) ->
     assert "bank/Account/eve at height 1: replay_diverged: what=emitted" in ran.out
 
 
+def test_a_reducer_that_ends_its_process_is_blamed_and_the_others_are_checked(
+    run: Run, path: Path, busy: Rig
+) -> None:
+    busy.work()
+    ran = run("verify", "--app", "tests.ops.app:app_deadly", "--store", path, *ONE)
+    assert ran.code == 1
+    assert ran.out.splitlines() == [
+        "bank/Account/ada: verifier_lost: replaying it ended the process",
+        "3 worlds, 1 step replayed: 1 world and 0 rows differ",
+    ]
+
+
 # -- planted -------------------------------------------------------------------------------------
 
 
 def _change_entry(rig: Rig) -> None:
-    def change(txn: object) -> None: ...
-
     subject = subject_of(UNIVERSE, rig.world_id())
     key = (int(Space.JOURNAL), subject, "e", 2)
     row = rig.store.read(lambda txn: txn.get(key))
@@ -128,7 +139,10 @@ def _count_done(rig: Rig) -> None:
 
 
 def _lose_ready(rig: Rig) -> None:
-    plant(rig.store, (int(Space.QUEUE), "mail", "r", 0, 2), None)
+    prefix = item.keys_of("mail").ready
+    rows = rig.store.read(lambda txn: txn.scan(prefix, tuples.after(prefix)))
+    [key] = [key for key, packed_seq in rows if item.seq_of(packed_seq) == 2]
+    rig.store.transact(lambda txn: txn.delete(key))
 
 
 def _lose_item(rig: Rig) -> None:
@@ -140,8 +154,8 @@ def _lose_owner(rig: Rig) -> None:
 
 
 def _lose_dead_by_time(rig: Rig) -> None:
-    prefix = schema.prefix(Space.QUEUE, f"{UNIVERSE}/failed-events", "t")
-    [(key, _)] = rig.store.read(lambda txn: txn.scan(prefix, prefix + b"\xff", 10))
+    prefix = item.keys_of(f"{UNIVERSE}/failed-events").died
+    [(key, _)] = rig.store.read(lambda txn: txn.scan(prefix, tuples.after(prefix)))
     rig.store.transact(lambda txn: txn.delete(key))
 
 
@@ -230,9 +244,13 @@ def test_every_status_is_counted_again(busy: Rig) -> None:
     assert busy.store.read(recount.recount) == []
     for status in Status:
         key = (int(Space.WORLD), UNIVERSE, "c", status.value)
-        busy.store.transact(lambda txn, key=key: txn.add(key, 1))
+        busy.store.transact(_add_one, key)
     found = busy.store.read(recount.recount)
     assert [one.what for one in found] == [f"counter {status.value}" for status in Status]
+
+
+def _add_one(txn: Txn, key: tuples.Key) -> None:
+    txn.add(key, 1)
 
 
 @pytest.mark.parametrize("jobs", ["0", "-1"])

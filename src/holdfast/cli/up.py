@@ -20,23 +20,21 @@ import sys
 import threading
 from typing import NamedTuple
 
-from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.application import app_is_usage
 from holdfast.cli.target import add_options, url_of
 from holdfast.clock import Clock, S
+from holdfast.config import TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.application import load_app
-from holdfast.roles.role import Role
+from holdfast.roles.role import Service
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 
 # EX_TEMPFAIL: start it again.
 EXIT_STUCK = 75
 STUCK_S = 30.0
 LOOK_S = 0.05
-# A reducer that never lets go of the interpreter stops our watchdog too. The interpreter's own, in C,
-# ends the process this much later, with 1.
 LAST_RESORT_S = 5.0
 
 
@@ -83,27 +81,26 @@ def run(args: argparse.Namespace) -> int:
     told_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _stop(told_to_stop))
-    runtime: Runtime = app.open(
-        url_of(args), roles=args.role or ROLES, worker=args.worker, policy=policy
-    )
-    watchdog = Watchdog(runtime.roles, runtime.clock, args.stuck_s)
-    watchdog.start()
+    arm_last_resort(args.stuck_s)
     try:
-        if _await_first_round(runtime, told_to_stop):
-            _say_ready(args, app, runtime)
-        while not told_to_stop.wait(LOOK_S):
-            require_running(runtime.roles)
+        runtime: Runtime = app.open(
+            url_of(args), roles=args.role or ROLES, worker=args.worker, policy=policy
+        )
+        with Watchdog(runtime.roles, runtime.clock, args.stuck_s), runtime:
+            if _await_first_round(runtime, told_to_stop):
+                _say_ready(args, runtime)
+            while not told_to_stop.wait(LOOK_S):
+                require_running(runtime.roles)
     finally:
-        runtime.close()
-        watchdog.stop()
+        faulthandler.cancel_dump_traceback_later()
     _require_sound(runtime.roles)
     return EXIT_OK
 
 
 def policy_of(args: argparse.Namespace) -> WorkerPolicy:
     for name in ("lease_s", "stuck_s", "stuck_max"):
-        if getattr(args, name) <= 0:
-            raise Invalid(what=f"--{name.replace('_', '-')}", why="it must be more than zero")
+        if not 0 < getattr(args, name) <= TTL_NS_MAX / S:
+            raise Invalid(what=f"--{name.replace('_', '-')}", why="it is out of bounds")
     usual = WorkerPolicy()
     return WorkerPolicy(
         lease_ttl_s=args.lease_s,
@@ -112,14 +109,14 @@ def policy_of(args: argparse.Namespace) -> WorkerPolicy:
     )
 
 
-def require_running(roles: list[Role]) -> None:
+def require_running(roles: list[Service]) -> None:
     _require_sound(roles)
     for role in roles:
         if not role.running:
             raise RoleFailed(role=role.name, why="it ended by itself")
 
 
-def _require_sound(roles: list[Role]) -> None:
+def _require_sound(roles: list[Service]) -> None:
     for role in roles:
         error = role.failure
         if isinstance(error, HoldfastError):
@@ -143,7 +140,7 @@ def _await_first_round(runtime: Runtime, told_to_stop: threading.Event) -> bool:
     return True
 
 
-def _say_ready(args: argparse.Namespace, app: App, runtime: Runtime) -> None:
+def _say_ready(args: argparse.Namespace, runtime: Runtime) -> None:
     if args.json:
         document = {
             "ready": runtime.worker,
@@ -157,6 +154,12 @@ def _say_ready(args: argparse.Namespace, app: App, runtime: Runtime) -> None:
 
 
 # -- the watchdog --------------------------------------------------------------------------------
+
+
+def arm_last_resort(stuck_s: float) -> None:
+    """A reducer that never lets go of the interpreter stops the watchdog, too. The one that the
+    interpreter has in C ends the process some time later, with 1, unless it is armed again."""
+    faulthandler.dump_traceback_later(stuck_s + LAST_RESORT_S, exit=True)
 
 
 class Standstill(NamedTuple):
@@ -173,7 +176,7 @@ class Standstill(NamedTuple):
         return f"role={self.role} {where}"
 
 
-def where_is(role: Role) -> Standstill:
+def where_is(role: Service) -> Standstill:
     working_on = role.working_on if isinstance(role, WorldWorker) else None
     return Standstill(role.name, role.rounds, *(working_on or ("", 0)))
 
@@ -181,7 +184,7 @@ def where_is(role: Role) -> Standstill:
 class Watchdog:
     """Ends the process when a role stands still. Nothing else would: a thread cannot be killed."""
 
-    def __init__(self, roles: list[Role], clock: Clock, stuck_s: float) -> None:
+    def __init__(self, roles: list[Service], clock: Clock, stuck_s: float) -> None:
         self._roles = roles
         self._clock = clock
         self._stuck_s = stuck_s
@@ -189,13 +192,13 @@ class Watchdog:
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
 
-    def start(self) -> None:
+    def __enter__(self) -> Watchdog:
         self._thread.start()
+        return self
 
-    def stop(self) -> None:
+    def __exit__(self, *exc: object) -> None:
         self._stopping.set()
         self._thread.join()
-        faulthandler.cancel_dump_traceback_later()
 
     def stuck(self) -> Standstill | None:
         """A role that has been at the same place for too long."""
@@ -211,7 +214,7 @@ class Watchdog:
 
     def _watch(self) -> None:
         while not self._stopping.wait(min(1.0, self._stuck_s / 4)):
-            faulthandler.dump_traceback_later(self._stuck_s + LAST_RESORT_S, exit=True)
+            arm_last_resort(self._stuck_s)
             found = self.stuck()
             if found is not None:
                 text = f"stuck: {found} for_s={self._stuck_s:g} (start this process again)"

@@ -89,11 +89,15 @@ def _text(
     if len(lines) > SHOWN_MAX:
         shown.append(f"… and {len(lines) - SHOWN_MAX:,} more (--json tells all)")
     steps = sum(finding.steps for finding in findings)
-    replayed = f", {steps:,} steps replayed" if args.app else ""
-    verdict = (
-        "sound" if not lines else f"{len(wrong):,} worlds and {len(differences):,} rows differ"
-    )
-    return "\n".join([*shown, f"{len(findings):,} worlds{replayed}: {verdict}"])
+    replayed = f", {_counted(steps, 'step')} replayed" if args.app else ""
+    verdict = "sound"
+    if lines:
+        verdict = f"{_counted(len(wrong), 'world')} and {_counted(len(differences), 'row')} differ"
+    return "\n".join([*shown, f"{_counted(len(findings), 'world')}{replayed}: {verdict}"])
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _finding(found: Finding) -> str:

@@ -77,6 +77,17 @@ def redrive(txn: Txn, queue: str, seqs: list[int]) -> list[int]:
 
 
 @operation
+def discard_dead(txn: Txn, queue: str, seqs: list[int]) -> None:
+    """Remove dead letters by number. All or none."""
+    keys = keys_of(queue)
+    check_limit(len(seqs), "seqs")
+    for letter in [_take(txn, keys, seq) for seq in seqs]:
+        if letter.blob:
+            blobs.release(txn, letter.blob)
+    _forget(txn, keys, len(seqs))
+
+
+@operation
 def purge_dead(txn: Txn, queue: str, before_ns: int, limit: int) -> int:
     """Remove dead letters that died before a time, oldest first; how many."""
     keys = keys_of(queue)

@@ -39,7 +39,7 @@ from holdfast.durable.claim import (
     release,
     settle,
 )
-from holdfast.durable.dead import Dead, dead, post_dead, purge_dead, redrive
+from holdfast.durable.dead import Dead, dead, discard_dead, post_dead, purge_dead, redrive
 from holdfast.durable.item import (
     ITEM,
     Counts,
@@ -62,7 +62,7 @@ from holdfast.store.api import Row, Txn, operation, resolve
 
 __all__ = [
     "ITEM", "Budget", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "ack",
-    "bury", "claim", "claims_of", "counts", "dead", "extend", "fail", "next_due_ns", "payload_of",
+    "bury", "claim", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "next_due_ns", "payload_of",
     "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw",
 ]  # fmt: skip
 

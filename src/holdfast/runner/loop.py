@@ -46,13 +46,13 @@ class Loop:
         self._running = threading.Lock()
         self._bell: Bell | None = None
         self._thread: threading.Thread | None = None
-        self._failure: BaseException | None = None
+        self.failure: BaseException | None = None
         self._fruitless = 0
 
     def start(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             raise Invalid(what="runner", worker=self._runner.worker, why="it runs already")
-        self._failure = None
+        self.failure = None
         self._thread = threading.Thread(target=self._main, name=self._runner.worker, daemon=True)
         self._thread.start()
 
@@ -84,8 +84,8 @@ class Loop:
             thread.join(timeout_s)
             if thread.is_alive():
                 return False
-        if self._failure is not None:
-            raise self._failure
+        if self.failure is not None:
+            raise self.failure
         return True
 
     def finish(self, timeout_s: float | None) -> bool:
@@ -99,7 +99,7 @@ class Loop:
         try:
             self.run()
         except BaseException as error:
-            self._failure = error
+            self.failure = error
 
     def _work(self) -> None:
         runner = self._runner

@@ -97,6 +97,11 @@ class Runner:
         return self._state
 
     @property
+    def failure(self) -> BaseException | None:
+        """What ended the loop of a started runner, if an error did."""
+        return self._loop.failure
+
+    @property
     def policy(self) -> Policy:
         return self._policy
 

@@ -39,7 +39,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "w" <world>                              its record: type, name, status, lineage
                     <u> "a" <world>                              its assignment to a worker
                     <u> "b" <worker> <world>                     index: worlds of a worker
-                    <u> "f" <world> <seq>                        events that a reducer failed on
+                    <u> "t" <world> <slot>                       pending timers by their key
                     <u> "c" <status>                             counters
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
     13 worker       <u> <worker>                                 who said lately that it is alive

@@ -1,0 +1,1 @@
+"""What users import: App, World, Event, on, effect, and the runtime that runs them."""

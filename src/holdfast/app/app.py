@@ -1,0 +1,184 @@
+"""An application: its worlds, effects and tasks, compiled into what the layers below run."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from holdfast import codec
+from holdfast.app.declare import Effect, Wanted, World, handlers_of, is_event
+from holdfast.errors import Invalid
+from holdfast.messages import Ingress, Kind
+from holdfast.messages import Receipt as StoredReceipt
+from holdfast.world.catalog import check_text, check_universe
+from holdfast.world.context import EffectCall
+from holdfast.world.program import EventType, Handler, Program, Upcast
+
+if TYPE_CHECKING:
+    from holdfast.app.runtime import Runtime
+    from holdfast.store.api import Store
+
+W = TypeVar("W", bound=World)
+
+
+class App:
+    """What runs in a universe. The app's name is the universe's unless `universe` says otherwise."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        worlds: Iterable[type[World]] = (),
+        effects: Iterable[Effect[Any, Any]] = (),
+        tasks: Iterable[Any] = (),
+        events: Iterable[type[Any]] = (),
+        upcasts: Iterable[tuple[type[Any], int, Upcast]] = (),
+        universe: str | None = None,
+        version: str | None = None,
+    ) -> None:
+        check_text("app", name)
+        self.name = name
+        self.universe = name if universe is None else universe
+        check_universe(self.universe)
+        self.tasks = list(tasks)
+        self.effects: dict[str, Effect[Any, Any]] = {}
+        self.events: dict[str, EventType] = {}
+        self.programs: dict[str, Program] = {}
+        self._world_types: dict[type[World], str] = {}
+        self._event_names: dict[type[Any], str] = {}
+        self._upcasts = _by_event(upcasts)
+        for effect in effects:
+            self._add_effect(effect)
+        for kind in events:
+            self._add_event(kind)
+        kinds = list(worlds)
+        for world in kinds:
+            if not (isinstance(world, type) and issubclass(world, World)):
+                raise Invalid(what="world", found=repr(world)[:64], why="not an hf.World class")
+            for cause in handlers_of(world):
+                if is_event(cause):
+                    self._add_event(cause)
+                elif isinstance(cause, Effect):
+                    self._add_effect(cause)
+                else:
+                    raise Invalid(
+                        what="handler", world=world.__name__, cause=repr(cause), why="not an event"
+                    )
+        for kind in self._upcasts:
+            if kind not in self._event_names:
+                raise Invalid(what="upcast", type=kind.__name__, why="no world handles this event")
+        for world in kinds:
+            self._add_world(world, version)
+
+    # -- the vocabulary of reducers ------------------------------------------------------------
+
+    def encode_event(self, event: Any) -> tuple[str, bytes]:
+        name = self._event_names.get(type(event))
+        if name is None:
+            raise Invalid(
+                what="event",
+                type=type(event).__name__,
+                why="unknown to the app; handle it in a world or name it in events=",
+            )
+        return name, self.events[name].encode(event)
+
+    def world_type(self, kind: Any) -> str:
+        found = self._world_types.get(kind)
+        if found is None:
+            raise Invalid(what="world", type=getattr(kind, "__name__", str(kind)), why="unknown")
+        return found
+
+    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall:
+        wanted = effect if isinstance(effect, Wanted) else Wanted(effect, {})
+        if not isinstance(wanted.effect, Effect):
+            raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
+        return wanted.effect.call(args, wanted.options)
+
+    # -- running -------------------------------------------------------------------------------
+
+    def open(
+        self, url: str | Store, *, roles: Iterable[str] | None = None, **options: Any
+    ) -> Runtime:
+        """Open a store and run roles of this app in this process; see `Runtime`."""
+        from holdfast.app.runtime import Runtime
+
+        return Runtime(self, url, roles=roles, **options)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _add_effect(self, effect: Effect[Any, Any]) -> None:
+        known = self.effects.setdefault(effect.kind, effect)
+        if known is not effect:
+            raise Invalid(what="effect", kind=effect.kind, why="declared twice")
+
+    def _add_event(self, kind: type[Any]) -> None:
+        if kind in self._event_names:
+            return
+        if not is_event(kind):
+            raise Invalid(what="event", found=repr(kind), why="an hf.Event class or a dataclass")
+        name = kind.__name__
+        if name in self.events:
+            raise Invalid(what="event", type=name, why="two classes have this name")
+        upcasts = self._upcasts.get(kind, {})
+        try:
+            made = EventType(name, kind, 1 + len(upcasts), upcasts)
+        except (TypeError, ValueError) as error:
+            raise Invalid(what="event", type=name, why=str(error)) from None
+        self.events[name] = made
+        self._event_names[kind] = name
+
+    def _add_world(self, world: type[World], version: str | None) -> None:
+        name = world.__name__
+        if name in self.programs:
+            raise Invalid(what="world", type=name, why="two classes have this name")
+        for field in msgspec.structs.fields(world):
+            if field.required:
+                raise Invalid(what="world", type=name, field=field.name, why="needs a default")
+        handlers: dict[tuple[str, str], Handler] = {}
+        for cause, method in handlers_of(world).items():
+            if isinstance(cause, Effect):
+                handlers[("receipt", cause.kind)] = _of_receipt(cause, method)
+            else:
+                handlers[("event", self._event_names[cause])] = method
+        try:
+            self.programs[name] = Program(
+                name, version or _fingerprint(world), world, self.events, handlers
+            )
+        except (TypeError, ValueError) as error:
+            raise Invalid(what="world", type=name, why=str(error)) from None
+        self._world_types[world] = name
+
+
+def _of_receipt(effect: Effect[Any, Any], method: Callable[..., None]) -> Handler:
+    def handle(state: Any, ingress: Ingress, cx: Any) -> None:
+        assert ingress.kind is Kind.RECEIPT
+        method(state, effect.receipt(codec.unpack_as(StoredReceipt, ingress.value)), cx)
+
+    return handle
+
+
+def _by_event(
+    upcasts: Iterable[tuple[type[Any], int, Upcast]],
+) -> dict[type[Any], dict[int, Upcast]]:
+    found: dict[type[Any], dict[int, Upcast]] = {}
+    for kind, version, fn in upcasts:
+        if version in found.setdefault(kind, {}):
+            raise Invalid(what="upcasts", type=kind.__name__, version=version, why="two of them")
+        found[kind][version] = fn
+    for kind, steps in found.items():
+        if sorted(steps) != list(range(1, len(steps) + 1)):
+            raise Invalid(what="upcasts", type=kind.__name__, why="versions count from 1, no gap")
+    return found
+
+
+def _fingerprint(world: type[World]) -> str:
+    """A short name of the code: of the class's source, or of its shape when there is none."""
+    try:
+        text = inspect.getsource(world)
+    except (OSError, TypeError):
+        text = repr([(f.name, str(f.type)) for f in msgspec.structs.fields(world)])
+    return hashlib.sha256(text.encode()).hexdigest()[:12]

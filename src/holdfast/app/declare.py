@@ -1,0 +1,273 @@
+"""What users write: worlds, events, effects, and which method reacts to what.
+
+    class Deposited(hf.Event):
+        amount: int
+
+    class Account(hf.World):
+        balance: int = 0
+
+        @hf.on(Deposited)
+        def deposited(self, event: Deposited, cx: hf.Context) -> None:
+            self.balance += event.amount
+
+A world's fields are its state: typed, with defaults, stored as they are declared. Handlers are
+synchronous and see only state, event and context. Events are hf.Event classes or dataclasses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import typing
+from collections.abc import Awaitable, Callable
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+
+import msgspec
+
+from holdfast import codec
+from holdfast.config import EFFECT_KIND_BYTES_MAX
+from holdfast.errors import Invalid
+from holdfast.messages import Intent, Status
+from holdfast.messages import Receipt as StoredReceipt
+from holdfast.world.catalog import check_text
+from holdfast.world.context import EffectCall
+
+T = TypeVar("T")
+P = ParamSpec("P")
+M = TypeVar("M", bound=Callable[..., None])
+
+_MARK = "__holdfast_on__"
+
+
+# Said once more for type checkers: a class that extends this one is frozen without saying so.
+@typing.dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
+class Event(msgspec.Struct, frozen=True):
+    """The base of events. Fields are typed; what does not fit is refused at the door."""
+
+
+class World(msgspec.Struct):
+    """The base of worlds. Every field has a default: a world exists from its first event on."""
+
+
+class Receipt(msgspec.Struct, Generic[T], frozen=True):
+    """How an effect ended: `ok` with a value, `error`, or `timeout`."""
+
+    status: str
+    value: T
+    code: str = ""
+    error: str = ""
+    attempts: int = 1
+    tag: str = ""
+    cost: float = 0.0
+    intent_hash: bytes = b""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == Status.OK.value
+
+
+class Call(msgspec.Struct, frozen=True):
+    """What an effect is told besides its arguments. All calls of one intent have one key."""
+
+    idempotency_key: str
+    attempt: int
+    world: str
+    deadline_ns: int = 0
+
+
+class Costed(msgspec.Struct, Generic[T], frozen=True):
+    """What an effect returns to say what it cost: `hf.Costed(value, cost=0.02)`."""
+
+    value: T
+    cost: float
+
+
+class Effect(Generic[P, T]):
+    """Something to be done outside. Made by `@hf.effect`; wanted by `cx.do`."""
+
+    def __init__(self, kind: str, fn: Callable[..., Any], **options: Any) -> None:
+        self.kind = kind
+        self.fn = fn
+        self.attempts: int = options.pop("attempts", 5)
+        self.timeout_s: float = options.pop("timeout_s", 60.0)
+        self.rate_per_s: float | None = options.pop("rate_per_s", None)
+        self.concurrency: int = options.pop("concurrency", 16)
+        if options:
+            raise Invalid(what="effect option", kind=kind, found=sorted(options))
+        self.__doc__ = fn.__doc__
+        self.__name__ = getattr(fn, "__name__", kind)
+        self._signature = inspect.signature(fn)
+        self.returns: Any = typing.get_type_hints(fn).get("return", Any)
+
+    def options(self, **options: Any) -> Wanted:
+        """The effect with options that could collide with its arguments."""
+        return Wanted(self, options)
+
+    def call(self, args: tuple[Any, ...], options: dict[str, Any]) -> EffectCall:
+        known = {"key", "tag", "timeout_s", "priority"}
+        if not options.keys() <= known:
+            raise Invalid(
+                what="option", found=sorted(options.keys() - known), expected=sorted(known)
+            )
+        try:
+            self._signature.bind(None, *args)
+            params = codec.pack(list(args))
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(what="effect arguments", kind=self.kind, why=str(error)) from None
+        return EffectCall(
+            self.kind,
+            params,
+            options.get("priority", 0),
+            int(options.get("timeout_s", self.timeout_s) * 1_000_000_000),
+            options.get("tag", ""),
+            options.get("key"),
+        )
+
+    def perform(self, intent: Intent, attempt: int, deadline_ns: int) -> Any:
+        """Call the function for an intent; all its calls have one idempotency key."""
+        key = f"{intent.generation}-{intent.intent_hash.hex()}"
+        call = Call(key, attempt, intent.origin_name, deadline_ns)
+        return self.fn(call, *codec.unpack(intent.params))
+
+    def dump(self, result: Any) -> bytes:
+        value = result.value if isinstance(result, Costed) else result
+        try:
+            return codec.pack(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(what="effect result", kind=self.kind, why=str(error)) from None
+
+    def cost_of(self, result: Any) -> float:
+        return result.cost if isinstance(result, Costed) else 0.0
+
+    def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
+        value = None
+        if stored.status is Status.OK and stored.value:
+            value = codec.unpack(stored.value)
+            if self.returns not in (Any, None, type(None)):
+                value = msgspec.convert(value, self.returns)
+        return Receipt(
+            stored.status.value,
+            value,
+            stored.code,
+            stored.error,
+            stored.attempts,
+            stored.tag,
+            stored.cost,
+            stored.intent_hash,
+        )
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """An effect with options, as `cx.do` takes it."""
+
+    effect: Effect[Any, Any]
+    options: dict[str, Any]
+
+
+def effect(
+    kind: str,
+    *,
+    attempts: int = 5,
+    timeout_s: float = 60.0,
+    rate_per_s: float | None = None,
+    concurrency: int = 16,
+) -> Callable[[Callable[P, T] | Callable[P, Awaitable[T]]], Effect[P, T]]:
+    """Declare an effect: any code, `def` or `async def`, whose first argument is `call`."""
+    check_text("effect kind", kind, EFFECT_KIND_BYTES_MAX)
+    if "/" in kind:
+        raise Invalid(what="effect kind", found=kind, why="it contains /")
+
+    def declare(fn: Callable[..., Any]) -> Effect[P, T]:
+        return Effect(
+            kind,
+            fn,
+            attempts=attempts,
+            timeout_s=timeout_s,
+            rate_per_s=rate_per_s,
+            concurrency=concurrency,
+        )
+
+    return declare
+
+
+class Upcast(NamedTuple):
+    """How a stored event of an older version becomes one of the next. Made by `@hf.upcast`."""
+
+    event: type[Any]
+    version: int
+    fn: Callable[[dict[str, Any]], dict[str, Any]]
+
+    def __call__(self, fields: dict[str, Any]) -> dict[str, Any]:
+        return self.fn(fields)
+
+
+def upcast(
+    event: type[Any], version: int
+) -> Callable[[Callable[[dict[str, Any]], dict[str, Any]]], Upcast]:
+    """Declare how the fields of `event`, as version `version` stored them, become those of the next.
+
+    Versions count from 1. An event with n upcasts is at version n + 1: name them in `App(upcasts=…)`.
+    """
+    if not is_event(event):
+        raise Invalid(what="upcast", found=repr(event)[:64], why="an hf.Event class or a dataclass")
+    if type(version) is not int or not 1 <= version <= 254:
+        raise Invalid(what="event version", type=event.__name__, found=version, min=1, max=254)
+
+    def declare(fn: Callable[[dict[str, Any]], dict[str, Any]]) -> Upcast:
+        return Upcast(event, version, fn)
+
+    return declare
+
+
+def on(*causes: Any) -> Callable[[M], M]:
+    """Mark a method as the handler of events (by class) or of receipts (by effect)."""
+    if not causes:
+        raise Invalid(what="on", why="names the events or effects that the method handles")
+
+    for cause in causes:
+        if not (is_event(cause) or isinstance(cause, Effect)):
+            raise Invalid(what="on", found=repr(cause)[:64], why="neither an event nor an effect")
+
+    def mark(method: M) -> M:
+        setattr(method, _MARK, (*getattr(method, _MARK, ()), *causes))
+        return method
+
+    return mark
+
+
+def handlers_of(world: type[World]) -> dict[Any, Callable[..., None]]:
+    """Cause → method, of a world class and its bases. Two methods for one cause are a mistake."""
+    found: dict[Any, Callable[..., None]] = {}
+    for name, method in inspect.getmembers(world, callable):
+        for cause in getattr(method, _MARK, ()):
+            if cause in found and found[cause] is not method:
+                raise Invalid(
+                    what="handler",
+                    world=world.__name__,
+                    cause=getattr(cause, "__name__", str(cause)),
+                    why=f"both {found[cause].__name__} and {name} handle it",
+                )
+            if inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method):
+                raise Invalid(
+                    what="handler", world=world.__name__, name=name, why="reducers are not async"
+                )
+            _check_reducer(world, name, method)
+            found[cause] = typing.cast(Callable[..., None], method)
+    return found
+
+
+def _check_reducer(world: type[World], name: str, method: Callable[..., object]) -> None:
+    why = ""
+    if inspect.isgeneratorfunction(method):
+        why = "a reducer does not yield: nothing of it would run"
+    else:
+        try:
+            inspect.signature(method).bind(None, None, None)
+        except TypeError:
+            why = "it takes the event and cx"
+    if why:
+        raise Invalid(what="handler", world=world.__name__, name=name, why=why)
+
+
+def is_event(kind: Any) -> bool:
+    return isinstance(kind, type) and (issubclass(kind, Event) or dataclasses.is_dataclass(kind))

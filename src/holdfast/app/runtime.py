@@ -1,0 +1,129 @@
+"""A running application: the store, the roles that run in this process, and handles to worlds."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+from holdfast import store as stores
+from holdfast.app.app import App
+from holdfast.app.declare import World
+from holdfast.app.handle import WorldHandle
+from holdfast.clock import SYSTEM, Clock
+from holdfast.errors import Invalid
+from holdfast.messages import Ingress, event_ingress
+from holdfast.roles.adapter import AdapterPool
+from holdfast.roles.orchestrator import Orchestrator
+from holdfast.roles.role import Service
+from holdfast.roles.timer_worker import TimerWorker
+from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
+from holdfast.store.api import Store
+from holdfast.world import ingress
+from holdfast.world.catalog import check_text, check_universe
+
+W = TypeVar("W", bound=World)
+
+ROLES = ("orchestrator", "world", "adapter", "timer")
+
+
+class Runtime:
+    """Made by `app.open(url)`. Roles run in threads of this process; `roles=()` runs none.
+
+    A store that is open already may be given instead of a URL; then it stays open.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        url: str | Store,
+        *,
+        roles: Iterable[str] | None = None,
+        universe: str | None = None,
+        worker: str | None = None,
+        policy: WorkerPolicy | None = None,
+        kinds: Sequence[str] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.app = app
+        self.universe = app.universe if universe is None else universe
+        self.clock = clock
+        wanted = ROLES if roles is None else tuple(roles)
+        unknown = sorted(set(wanted) - set(ROLES))
+        if unknown:
+            raise Invalid(what="role", found=unknown, expected=list(ROLES))
+        check_universe(self.universe)
+        self.incarnation = self.mint()
+        self.worker = f"worker-{self.incarnation[:8]}" if worker is None else worker
+        check_text("worker", self.worker)
+        self._opened = isinstance(url, str)
+        self.store: Store = stores.open(url, clock=clock) if isinstance(url, str) else url
+        self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]
+        for role in self.roles:
+            role.start()
+
+    def world(self, kind: type[W], name: str) -> WorldHandle[W]:
+        return WorldHandle(self, kind, name)
+
+    def send_many(self, items: Iterable[tuple[WorldHandle[Any], Any]]) -> list[int]:
+        """Deliver many events in one commit, all or none, in order; their inbox seqs."""
+        batch: list[tuple[ingress.Address, str | None, Ingress]] = []
+        for handle, event in items:
+            name, value = self.app.encode_event(event)
+            batch.append((handle.address(), None, event_ingress(name, value)))
+        delivered: list[ingress.Delivered] = self.store.transact(ingress.deliver_many, batch)
+        return [one.seq for one in delivered]
+
+    def mint(self) -> str:
+        """A new name that nobody has."""
+        return self.clock.entropy(16).hex()
+
+    def close(self) -> None:
+        for role in self.roles:
+            role.request_stop()
+        for role in self.roles:
+            role.join(30)
+        if self._opened:
+            self.store.close()
+
+    def __enter__(self) -> Runtime:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _role(self, name: str, policy: WorkerPolicy | None, kinds: Sequence[str] | None) -> Service:
+        if name == "adapter":
+            return AdapterPool(
+                self.store,
+                universe=self.universe,
+                adapters=self.app.effects,
+                worker=self.worker,
+                kinds=kinds,
+                clock=self.clock,
+            )
+        if name == "timer":
+            return TimerWorker(
+                self.store, universe=self.universe, worker=self.worker, clock=self.clock
+            )
+        if name == "orchestrator":
+            lease_ttl_s = (policy or WorkerPolicy()).lease_ttl_s
+            return Orchestrator(
+                self.store,
+                universe=self.universe,
+                worker=self.worker,
+                incarnation=self.incarnation,
+                # Well before a dead worker's leases run out there is a leader who has noticed.
+                lease_ttl_s=lease_ttl_s / 2,
+                worker_ttl_s=lease_ttl_s / 2,
+                clock=self.clock,
+            )
+        return WorldWorker(
+            self.store,
+            universe=self.universe,
+            programs=self.app.programs,
+            vocabulary=self.app,
+            worker=self.worker,
+            incarnation=self.incarnation,
+            policy=policy,
+            clock=self.clock,
+        )

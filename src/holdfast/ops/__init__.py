@@ -1,0 +1,1 @@
+"""Operate a store from outside: the operations of document 004, what there is, and verification."""

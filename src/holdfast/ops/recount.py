@@ -1,0 +1,256 @@
+"""Derived rows, counted and built again from what they are derived from, and compared.
+
+    queue        the counters and the indexes, from the items and the dead letters
+    catalog      the counters and names, from the world records
+    assignment   the index by worker, from the assignments; hints, from the inboxes
+    inbox        the rows, from the cursor and the last number given
+    lease        the index by worker, from the fences; the fences, from the lease log
+    authority    the lease of each universe, from its log
+
+Each check yields what it finds as a `Difference`. All of them together see one snapshot, so that
+what others do meanwhile is no difference. `done` of a queue is the one number that nothing else
+tells: it is held to what the sequence allows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast import codec
+from holdfast.authority import authority
+from holdfast.config import SCAN_PAGE
+from holdfast.durable import inbox, item
+from holdfast.durable import lease as leases
+from holdfast.durable.lease import Fence
+from holdfast.ops import inventory
+from holdfast.store import schema, tuples
+from holdfast.store.api import Row, Txn
+from holdfast.store.schema import Space
+from holdfast.world import catalog
+from holdfast.world.catalog import Assignment, Status, WorldRecord, subject_of
+
+
+class Difference(NamedTuple):
+    """A derived row that is not what it should be: where, what is there, what should be."""
+
+    kind: str
+    where: str
+    what: str
+    found: str
+    expected: str
+
+
+def recount(txn: Txn) -> list[Difference]:
+    """Every difference of every kind, in the order of the kinds."""
+    found: list[Difference] = []
+    for name in inventory.names_after(txn, (int(Space.QUEUE),)):
+        found += _queue(txn, name)
+    for universe in inventory.universes(txn):
+        found += _catalog(txn, universe)
+        found += _assignments(txn, universe)
+        found += _authority(txn, universe)
+    found += _leases(txn)
+    return found
+
+
+# -- queues --------------------------------------------------------------------------------------
+
+
+def _queue(txn: Txn, name: str) -> Iterator[Difference]:
+    keys = item.keys_of(name)
+    kept = item.counts_of(txn, keys)
+    ready, delayed, by_expiry, by_owner, died = (
+        {row for _, row in _rows(txn, prefix)}
+        for prefix in (keys.ready, keys.delayed, keys.claims, keys.owners, keys.died)
+    )
+    dead = {key[len(keys.dead) :] for key, _ in _rows(txn, keys.dead)}
+    for state, rows in (
+        ("ready", ready),
+        ("delayed", delayed),
+        ("claimed", by_expiry),
+        ("dead", dead),
+    ):
+        if getattr(kept, state) != len(rows):
+            yield _differs("queue", name, f"counter {state}", getattr(kept, state), len(rows))
+    if by_owner != by_expiry:
+        yield _differs("queue", name, "claims by owner", len(by_owner), len(by_expiry))
+    if died != dead:
+        yield _differs("queue", name, "dead letters by time", len(died), len(dead))
+    total = kept.ready + kept.delayed + kept.claimed + kept.dead + kept.done
+    given = txn.count(keys.last_seq)
+    if kept.done < 0 or total > given:
+        yield _differs("queue", name, "counter done", kept.done, f"{given} items in all")
+    seen = 0
+    for key, row in _rows(txn, keys.items):
+        packed_seq = key[len(keys.items) :]
+        claimed = bool(item.decode(row).expires_ns)
+        there = (packed_seq in ready, packed_seq in delayed, packed_seq in by_expiry)
+        if sum(there) != 1 or there[2] != claimed:
+            index = "the index of claims" if claimed else "one index of those that wait"
+            where = ", ".join(
+                state
+                for state, is_there in zip(("ready", "delayed", "claimed"), there, strict=True)
+                if is_there
+            )
+            seq = item.seq_of(packed_seq)
+            yield _differs("queue", name, f"item {seq} is indexed", where or "nowhere", index)
+        seen += 1
+    indexed = len(ready) + len(delayed) + len(by_expiry)
+    if seen != indexed:
+        yield _differs("queue", name, "indexed items", indexed, seen)
+
+
+# -- worlds --------------------------------------------------------------------------------------
+
+
+def _catalog(txn: Txn, universe: str) -> Iterator[Difference]:
+    names = {
+        row.decode(): tuples.unpack(key)[-2:]
+        for key, row in _rows(txn, schema.prefix(Space.WORLD, universe, "n"))
+    }
+    counted: Counter[str] = Counter()
+    for record in _records(txn, universe):
+        counted[record.status.value] += 1
+        where = _shown(record)
+        named = names.pop(record.world_id, None)
+        wanted = None if record.status is Status.DELETED else (record.type, record.name)
+        if named != wanted:
+            yield _differs("catalog", where, "name", named, wanted)
+        yield from _inbox(txn, record)
+    for world_id, named in names.items():
+        yield _differs("catalog", f"{universe}/{world_id}", "name", named, "no such world")
+    for status, kept in catalog.counts(txn, universe).items():
+        if kept != counted[status]:
+            yield _differs("catalog", universe, f"counter {status}", kept, counted[status])
+
+
+def _inbox(txn: Txn, record: WorldRecord) -> Iterator[Difference]:
+    subject = subject_of(record.universe, record.world_id)
+    cursor, depth = inbox.cursor(txn, subject), inbox.depth(txn, subject)
+    prefix = schema.prefix(Space.INBOX, subject, "e")
+    rows = sum(1 for _ in _rows(txn, prefix))
+    if rows != depth:
+        yield _differs("inbox", _shown(record), f"rows after {cursor}", rows, depth)
+
+
+def _assignments(txn: Txn, universe: str) -> Iterator[Difference]:
+    index = _pairs(txn, schema.prefix(Space.WORLD, universe, "b"))
+    prefix = schema.prefix(Space.WORLD, universe, "a")
+    workers: dict[str, Assignment] = {}
+    for key, row in _rows(txn, prefix):
+        workers[str(tuples.unpack(key)[-1])] = codec.unpack_as(Assignment, row)
+    wanted = {(found.desired_worker_id or "", world) for world, found in workers.items()}
+    for worker, world in sorted(index - wanted):
+        yield _differs(
+            "assignment", f"{universe}/{world}", "indexed under", worker, "not assigned to it"
+        )
+    for worker, world in sorted(wanted - index):
+        yield _differs("assignment", f"{universe}/{world}", "indexed under", None, worker)
+    yield from _hints(txn, universe, workers)
+
+
+def _hints(txn: Txn, universe: str, assigned: dict[str, Assignment]) -> Iterator[Difference]:
+    """A world with unread messages has a hint, with its worker or with nobody: else it sleeps."""
+    prefix = schema.prefix(Space.READY, universe)
+    hints = {tuples.unpack(key[len(prefix) :]) for key, _ in _rows(txn, prefix)}
+    for record in _records(txn, universe):
+        if record.status is Status.DELETED:
+            continue
+        if not inbox.depth(txn, subject_of(universe, record.world_id)):
+            continue
+        found = assigned.get(record.world_id, Assignment())
+        worker = found.desired_worker_id or catalog.NOBODY
+        if (worker, -found.priority, record.world_id) not in hints:
+            where = worker or "the orchestrator"
+            yield _differs("assignment", _shown(record), "hint", None, f"one with {where}")
+
+
+# -- leases --------------------------------------------------------------------------------------
+
+
+def _leases(txn: Txn) -> Iterator[Difference]:
+    index = _pairs(txn, schema.prefix(Space.LEASE, "by"))
+    logged = _logged(txn)
+    prefix = schema.prefix(Space.LEASE, "fence")
+    held = set()
+    for key, row in _rows(txn, prefix):
+        resource = str(tuples.unpack(key)[-1])
+        fence = codec.unpack_as(Fence, row)
+        if fence.state is leases.State.HELD:
+            held.add((fence.worker, resource))
+        told = logged.pop(resource, None)
+        if told is not None and told != fence:
+            yield _differs("lease", resource, "fence", _fence(fence), _fence(told))
+    for worker, resource in sorted(index - held):
+        yield _differs("lease", resource, "indexed under", worker, "not held by it")
+    for worker, resource in sorted(held - index):
+        yield _differs("lease", resource, "indexed under", None, worker)
+    for resource, told in logged.items():
+        yield _differs("lease", resource, "fence", None, _fence(told))
+
+
+def _logged(txn: Txn) -> dict[str, Fence]:
+    """What the log says last about each resource, as far down as it is kept."""
+    found: dict[str, Fence] = {}
+    after = 0
+    while page := leases.events(txn, after, SCAN_PAGE):
+        for event in page:
+            after = event.n
+            if event.kind in ("granted", "expired"):
+                state = leases.State.HELD if event.kind == "granted" else leases.State.STALE
+                worker, incarnation = event.worker, event.incarnation
+            else:
+                state, worker, incarnation = leases.State.FREE, "", ""
+            found[event.resource] = Fence(state, worker, incarnation, event.generation, event.epoch)
+    return found
+
+
+def _authority(txn: Txn, universe: str) -> Iterator[Difference]:
+    stored, rebuilt = authority.read(txn, universe), authority.rebuilt(txn, universe)
+    if stored != rebuilt:
+        yield _differs("authority", universe, "lease", stored.lease_id, rebuilt.lease_id)
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _rows(txn: Txn, prefix: bytes) -> Iterator[Row]:
+    at, end = prefix, tuples.after(prefix)
+    while page := txn.scan(at, end, SCAN_PAGE):
+        yield from page
+        at = page[-1][0] + b"\x00"
+
+
+def _pairs(txn: Txn, prefix: bytes) -> set[tuple[str, str]]:
+    """The (worker, what it has) of an index."""
+    return {
+        (str(worker), str(has))
+        for worker, has in (tuples.unpack(key)[-2:] for key, _ in _rows(txn, prefix))
+    }
+
+
+def _records(txn: Txn, universe: str) -> Iterator[WorldRecord]:
+    after = ""
+    while page := catalog.worlds(txn, universe, after, SCAN_PAGE):
+        yield from page
+        after = page[-1].world_id
+
+
+def _shown(record: WorldRecord) -> str:
+    return f"{record.universe}/{record.type}/{record.name}"
+
+
+def _fence(fence: Fence) -> str:
+    return f"{fence.state.value} {fence.worker or 'nobody'} {fence.generation}.{fence.epoch}"
+
+
+def _differs(kind: str, where: str, what: str, found: object, expected: object) -> Difference:
+    return Difference(kind, where, what, _text(found), _text(expected))
+
+
+def _text(value: object) -> str:
+    if value is None:
+        return "nothing"
+    return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)

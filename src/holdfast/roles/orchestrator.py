@@ -1,0 +1,221 @@
+"""The orchestrator: decides which worker hosts which world (document 004, role 1).
+
+Whoever holds the authority lease of the universe is the orchestrator; the others stand by and look
+again when that lease runs out. It executes no world's logic. It writes desired assignments: new
+worlds by rendezvous hashing over live workers, and anew those of workers that died or drain. Pins
+are honoured. A worker counts as live only after a heartbeat under the present authority.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+
+from holdfast.authority import authority, placement, workers
+from holdfast.clock import SYSTEM, Clock, S
+from holdfast.config import BLOB_GRACE_NS, DEDUPE_RETENTION_NS, SWEEP_EVERY_NS
+from holdfast.durable import dedupe, inbox
+from holdfast.durable.lease import Lease
+from holdfast.errors import Fenced, Held, NotFound
+from holdfast.roles.role import Role
+from holdfast.store import blobs
+from holdfast.store.api import Store, Txn
+from holdfast.world import catalog, publish
+
+# Worlds that one tick places or moves at most.
+PLACED_PER_TICK = 1000
+
+
+class Orchestrator(Role):
+    name = "orchestrator"
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        universe: str,
+        worker: str,
+        incarnation: str,
+        lease_ttl_s: float = 5.0,
+        worker_ttl_s: float = 5.0,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(store, clock)
+        self.universe = universe
+        self.worker = worker
+        self.incarnation = incarnation
+        self._ttl_ns = int(lease_ttl_s * S)
+        self._worker_ttl_ns = int(worker_ttl_s * S)
+        self._lease: Lease | None = None
+        self._retry_at_ns = 0
+        # How far the worlds of a worker that goes away have been moved.
+        self._moved_to = ""
+        self._swept_ns = 0
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return (
+            catalog.topic(self.universe, catalog.NOBODY),
+            workers.topic(self.universe),
+            authority.topic(self.universe),
+        )
+
+    @property
+    def leading(self) -> bool:
+        return self._lease is not None
+
+    def tick(self) -> bool:
+        """Lead, place what is new, move what must move."""
+        if not self._lead():
+            return False
+        try:
+            placed = self._place()
+            moved = self._move()
+            self._sweep()
+        except Fenced:
+            # We were paused for longer than our lease: another leads, and we stand by.
+            self._lease = None
+            return False
+        except NotFound:
+            # A world was deleted while it was being placed.
+            return True
+        return placed or moved
+
+    def next_s(self) -> float:
+        now_ns = self.store.now_ns()
+        if self._lease is None:
+            return min(max(self._retry_at_ns - now_ns, 0) / S, self.idle_s)
+        return min(self._ttl_ns / 3 / S, self.idle_s)
+
+    def finish(self) -> None:
+        if self._lease is not None:
+            with contextlib.suppress(Fenced):
+                self.store.transact(authority.release, self.universe, self._lease)
+            self._lease = None
+
+    # -- the parts of a tick -------------------------------------------------------------------
+
+    def _lead(self) -> bool:
+        now_ns = self.store.now_ns()
+        try:
+            if self._lease is None:
+                self._lease = self.store.transact(
+                    authority.acquire, self.universe, self.worker, self.incarnation, self._ttl_ns
+                )
+                # Workers count as live only when they have spoken to this authority: ask them to.
+                self.store.transact(self._call_workers)
+            elif now_ns > self._lease.expires_ns - self._ttl_ns // 2:
+                self._lease = self.store.transact(
+                    authority.renew, self.universe, self._lease, self._ttl_ns
+                )
+        except Held as held:
+            self._retry_at_ns = held.fields.get("until_ns", now_ns + self._ttl_ns)
+            return False
+        except Fenced:
+            self._lease = None
+            return False
+        return True
+
+    def _call_workers(self, txn: Txn) -> None:
+        for one in workers.known(txn, self.universe):
+            txn.notify(catalog.topic(self.universe, one.worker))
+
+    def _live(self, txn: Txn) -> list[workers.WorkerRecord]:
+        return workers.live(
+            txn, self.universe, self.store.now_ns(), self._worker_ttl_ns, self._epoch
+        )
+
+    @property
+    def _epoch(self) -> int:
+        assert self._lease is not None
+        return self._lease.epoch
+
+    def _place(self) -> bool:
+        """Assign worlds that have work and no worker."""
+        waiting: list[str] = self.store.read(
+            catalog.hints, self.universe, catalog.NOBODY, PLACED_PER_TICK
+        )
+        able = self._able()
+        if not waiting or not able:
+            return False
+
+        def place(txn: Txn) -> None:
+            txn.require_live(self._held())
+            for world_id in waiting:
+                chosen = placement.choose(world_id, able)
+                assert chosen is not None
+                catalog.assign(txn, self.universe, world_id, chosen, 0, "placed")
+
+        self.store.transact(place)
+        return len(waiting) == PLACED_PER_TICK
+
+    def _move(self) -> bool:
+        """Take worlds away from workers that are dead or draining, a page at a time."""
+        able = self._able()
+        if not able:
+            return False
+        for gone in self.store.read(self._unable):
+            page: list[str] = self.store.read(
+                catalog.worlds_of, self.universe, gone.worker, self._moved_to, PLACED_PER_TICK
+            )
+            if page:
+                self.store.transact(self._move_page, gone.worker, page, able)
+                self._moved_to = page[-1]
+                return True
+            self._moved_to = ""
+            if not gone.draining and not self.store.read(
+                catalog.worlds_of, self.universe, gone.worker, "", 1
+            ):
+                self.store.transact(self._forget, gone)
+        return False
+
+    def _move_page(self, txn: Txn, worker: str, page: list[str], able: list[str]) -> None:
+        txn.require_live(self._held())
+        for world_id in page:
+            found = catalog.assignment(txn, self.universe, world_id)
+            # A pinned world waits for its worker: to move it would be to forget the pin.
+            if found is None or found.pinned or found.desired_worker_id != worker:
+                continue
+            chosen = placement.choose(world_id, able)
+            assert chosen is not None
+            reason = f"moved off {worker}"
+            catalog.assign(txn, self.universe, world_id, chosen, found.priority, reason)
+
+    def _forget(self, txn: Txn, gone: workers.WorkerRecord) -> None:
+        txn.require_live(self._held())
+        workers.forget(txn, self.universe, gone.worker, gone.incarnation)
+
+    def _sweep(self) -> None:
+        """Upkeep, now and then: keys that nobody repeats, blobs that nobody refers to."""
+        now_ns = self.store.now_ns()
+        if now_ns - self._swept_ns < SWEEP_EVERY_NS:
+            return
+        self._swept_ns = now_ns
+        self.store.transact(self._collect)
+
+    def _collect(self, txn: Txn) -> None:
+        txn.require_live(self._held())
+        for scope in (inbox.SCOPE, publish.scope(self.universe)):
+            dedupe.collect(txn, scope, DEDUPE_RETENTION_NS, PLACED_PER_TICK)
+        blobs.collect(txn, BLOB_GRACE_NS, PLACED_PER_TICK)
+
+    def _able(self) -> list[str]:
+        live: list[workers.WorkerRecord] = self.store.read(self._live)
+        return [one.worker for one in live if not one.draining and "world" in one.roles]
+
+    def _unable(self, txn: Txn) -> list[workers.WorkerRecord]:
+        """Workers that may not host: silent for too long, draining, or gone in good order."""
+        silent_ns = self.store.now_ns() - self._worker_ttl_ns
+        known = {one.worker: one for one in workers.known(txn, self.universe)}
+        left = [
+            workers.WorkerRecord(worker, "", (), 0, 0)
+            for worker in catalog.hosts(txn, self.universe)
+            if worker not in known
+        ]
+        return left + [
+            one for one in known.values() if one.draining or one.heartbeat_ns < silent_ns
+        ]
+
+    def _held(self) -> Lease:
+        assert self._lease is not None
+        return self._lease

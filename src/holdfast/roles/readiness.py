@@ -1,0 +1,99 @@
+"""The facts of readiness, read from a store: what `derive_readiness` derives from.
+
+`gather` reads one snapshot of one universe. Its cost is that of the worlds that are not ready, up to
+`SUBJECTS_MAX`: the counters say how many there are to be found, so a universe in which all is well
+is not scanned at all, and a scan ends with the last of them.
+"""
+
+from __future__ import annotations
+
+from holdfast.authority import authority, workers
+from holdfast.authority.readiness import (
+    Blocker,
+    Facts,
+    ReadinessSnapshot,
+    Reason,
+    Subject,
+    Trouble,
+    derive_readiness,
+    unread,
+)
+from holdfast.config import SCAN_PAGE
+from holdfast.errors import Busy, HoldfastError, NotFound, SchemaMismatch, StoreError
+from holdfast.store import schema
+from holdfast.store.api import Store, Txn
+from holdfast.store.engine import guard_schema
+from holdfast.world import catalog
+from holdfast.world.catalog import Status, WorldRecord
+
+# What a snapshot lists; beyond it there is only a number.
+SUBJECTS_MAX = 1000
+# World records that are looked at to find those.
+RECORDS_MAX = 100_000
+
+_REASONS = {Status.PAUSED: Reason.WORLD_PAUSED, Status.PARKED: Reason.WORLD_PARKED}
+
+
+def look(store: Store, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> ReadinessSnapshot:
+    """Whether a universe is ready now. A store that fails is an answer, not an error."""
+    try:
+        facts = store.read(gather, universe, worker_ttl_ns)
+        return derive_readiness(facts, store.now_ns())
+    except (StoreError, Busy) as error:
+        return derive_readiness(unread(universe, _trouble(error)), 0)
+
+
+def gather(txn: Txn, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Facts:
+    epoch = authority.epoch(txn, universe)
+    counts = catalog.counts(txn, universe)
+    blocked = sum(counts[status.value] for status in _REASONS)
+    subjects = _blocked_worlds(txn, universe, min(blocked, SUBJECTS_MAX))
+    return Facts(
+        universe=universe,
+        generation=txn.generation,
+        authority=authority.current(txn, universe),
+        schema=_schema_trouble(txn),
+        workers_live=len(workers.live(txn, universe, txn.now_ns, worker_ttl_ns, epoch)),
+        worlds=counts,
+        subjects=tuple(subjects),
+        subjects_omitted=max(blocked - len(subjects), 0),
+    )
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _blocked_worlds(txn: Txn, universe: str, wanted: int) -> list[Subject]:
+    found: list[Subject] = []
+    after, looked = "", 0
+    while len(found) < wanted and looked < RECORDS_MAX:
+        page = catalog.worlds(txn, universe, after, SCAN_PAGE)
+        if not page:
+            break
+        after, looked = page[-1].world_id, looked + len(page)
+        found += [_subject(world) for world in page if world.status in _REASONS]
+    return found[:wanted]
+
+
+def _subject(world: WorldRecord) -> Subject:
+    why = world.blocker
+    reason = _REASONS[world.status]
+    blocker = (
+        Blocker(reason, reason.value, "")
+        if why is None
+        else Blocker(reason, why.code, why.text, why.height, why.since_ns)
+    )
+    return Subject(world.world_id, f"{world.type}/{world.name}", (blocker,))
+
+
+def _schema_trouble(txn: Txn) -> Trouble | None:
+    expected = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
+    try:
+        guard_schema(txn.get(schema.MARKER_KEY), expected, bootstrap=False)
+    except (SchemaMismatch, NotFound) as error:
+        return _trouble(error)
+    return None
+
+
+def _trouble(error: HoldfastError) -> Trouble:
+    return Trouble(error.code, str(error))

@@ -1,0 +1,107 @@
+"""Back into a world: the one receipt of an intent, and the event of a timer.
+
+These operations join the commit that ends a queue item: the ack of a worker that has done the work,
+or the burial of an item that nobody will do. So an intent ends with a receipt in its world's inbox,
+in the same commit, or it has not ended. A second receipt for the same intent changes nothing.
+
+None of them raises: what cannot be delivered any more (the world is deleted) is dropped.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.durable import queue
+from holdfast.durable.queue import Dead
+from holdfast.errors import HoldfastError, Invalid, KeyConflict, NotFound
+from holdfast.messages import Ingress, Intent, Kind, Receipt, Status, TimerSet, receipt_ingress
+from holdfast.store.api import Txn, operation
+from holdfast.world import catalog, publish
+from holdfast.world.ingress import deliver_to
+
+
+@operation
+def receive(txn: Txn, intent: Intent, receipt: Receipt) -> None:
+    """Deliver how an effect ended."""
+    if not _reachable(txn, intent):
+        return
+    ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
+    key = publish.receipt_key(intent.intent_hash)
+    try:
+        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
+    except KeyConflict:
+        return  # it has had its receipt; there is only one
+
+
+@operation
+def bereave(txn: Txn, letter: Dead) -> None:
+    """The will of an effect: whoever wanted it is told that it will not be done."""
+    try:
+        intent = codec.unpack_as(Intent, queue.payload_of(txn, letter))
+    except HoldfastError:
+        return
+    timeout = letter.code in ("timeout", "expiries_exhausted")
+    told = Receipt(
+        intent.intent_hash,
+        intent.effect_kind,
+        Status.TIMEOUT if timeout else Status.ERROR,
+        code=letter.code,
+        error=letter.error,
+        attempts=letter.claims,
+        tag=intent.tag,
+    )
+    receive.fn(txn, intent, told)
+
+
+@operation
+def fire(txn: Txn, intent: Intent) -> None:
+    """Deliver a timer's event, once, if its slot still holds this timer."""
+    timer = codec.unpack_as(TimerSet, intent.params)
+    if not publish.clear_slot(txn, intent.universe_id, intent.world_id, timer.key, intent):
+        return
+    if not _reachable(txn, intent):
+        return
+    ingress = Ingress(
+        Kind.TIMER,
+        timer.type,
+        timer.value,
+        codec.digest(timer.type.encode(), timer.value),
+        intent_hash=intent.intent_hash,
+        correlation_id=intent.correlation_id,
+    )
+    deliver_to(
+        txn, intent.universe_id, intent.world_id, f"timer:{intent.intent_hash.hex()}", ingress
+    )
+
+
+@operation
+def redrive_effects(txn: Txn, universe: str, kind: str, seqs: list[int]) -> list[bytes]:
+    """Want dead effects again, each as a new intent linked to the old; the new identities."""
+    name = publish.effects(universe, kind)
+    made: list[bytes] = []
+    for seq in seqs:
+        found = queue.dead(txn, name, seq - 1, 1)
+        if not found or found[0].seq != seq:
+            raise NotFound(what="dead letter", queue=name, seq=seq)
+        old = codec.unpack_as(Intent, queue.payload_of(txn, found[0]))
+        if not _reachable(txn, old):
+            raise Invalid(what="redrive", why="its world is deleted", seq=seq)
+        again = replace(
+            old,
+            intent_hash=codec.digest(b"redrive", old.intent_hash, seq.to_bytes(8, "big")),
+            enqueued_at_ns=txn.now_ns,
+            redrive_of=old.intent_hash,
+        )
+        queue.discard_dead.fn(txn, name, [seq])
+        publish.dispatch(txn, again)
+        made.append(again.intent_hash)
+    return made
+
+
+def _reachable(txn: Txn, intent: Intent) -> bool:
+    try:
+        record = catalog.record(txn, intent.universe_id, intent.world_id)
+    except NotFound:
+        return False
+    return record.status is not catalog.Status.DELETED

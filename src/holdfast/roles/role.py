@@ -1,0 +1,112 @@
+"""The shape of every role: tick, sleep until there is work, tick again, until told to stop.
+
+A role says what wakes it (`topics`) and how long it may sleep at most (`idle_s`). A tick
+that finds the store busy, or loses a race, is tried again; anything else ends the role and is kept
+in `failure`, for whoever supervises it.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Protocol
+
+from holdfast.clock import Clock
+from holdfast.errors import CommitUnknown, HoldfastError, StoreClosed
+from holdfast.store.api import Store
+
+
+class Service(Protocol):
+    """What a process runs and watches, whatever is inside."""
+
+    name: str
+    rounds: int
+    ticking: bool
+
+    @property
+    def failure(self) -> BaseException | None: ...
+    @property
+    def running(self) -> bool: ...
+    def start(self) -> None: ...
+    def request_stop(self) -> None: ...
+    def join(self, timeout_s: float | None = None) -> None: ...
+
+
+class Role(ABC):
+    name: str = "role"
+    idle_s: float = 1.0
+
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self.store = store
+        self.clock = clock
+        self.failure: BaseException | None = None
+        self.last_progress_ns = clock.mono_ns()
+        # For a watchdog: how many ticks have ended, and whether one, or the finish, is under way.
+        self.rounds = 0
+        self.ticking = False
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @abstractmethod
+    def tick(self) -> bool:
+        """Do what there is to do, a bounded amount; whether there may be more at once."""
+
+    @property
+    @abstractmethod
+    def topics(self) -> Sequence[str]:
+        """What wakes this role."""
+
+    def next_s(self) -> float:
+        """How long it may sleep."""
+        return self.idle_s
+
+    def finish(self) -> None:
+        """Leave in good order: called once, after the last tick."""
+        return
+
+    # -- running -------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        since = 0
+        try:
+            while not self._stopping.is_set():
+                since = self._wait(since, 0.0)
+                self.ticking = True
+                try:
+                    more = self.tick()
+                    self.last_progress_ns = self.clock.mono_ns()
+                except HoldfastError as error:
+                    # A tick begins by looking: an unknown outcome is known by then.
+                    if not error.retryable and not isinstance(error, CommitUnknown):
+                        raise
+                    more = False
+                    self._stopping.wait(0.05)
+                self.rounds, self.ticking = self.rounds + 1, False
+                if not more and not self._stopping.is_set():
+                    since = self._wait(since, max(self.next_s(), 0.0))
+            self.ticking = True
+            self.finish()
+        except StoreClosed:
+            pass
+        except BaseException as error:
+            self.failure = error
+
+    def _wait(self, since: int, timeout_s: float) -> int:
+        return self.store.wait(self.topics, since, timeout_s)
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self.run, name=f"holdfast-{self.name}", daemon=True)
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+        self.store.transact(lambda txn: txn.notify(self.topics[0]))
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)

@@ -1,0 +1,382 @@
+"""The world worker: hosts many worlds in one process (document 004, role 2).
+
+One tick: take hints, acquire leases, run one cycle of each world, commit all cycles together, renew
+and release leases. A world that is fenced is dropped at once; one that diverges is parked. No error
+leaves a tick with a state in memory that is not in the journal (see `host`), so a tick that failed
+is simply followed by another.
+
+A tick takes a bounded time, or leases would run out in it: worlds that it does not reach are the
+next tick's first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.authority import authority, workers
+from holdfast.clock import SYSTEM, Clock, S
+from holdfast.config import BATCH_MAX
+from holdfast.durable import lease as leases
+from holdfast.errors import (
+    Busy,
+    CommitUnknown,
+    Conflict,
+    Fenced,
+    HeadMoved,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    ReplayDiverged,
+    StoreCorrupt,
+)
+from holdfast.roles.role import Role
+from holdfast.store.api import Future, Store, Txn
+from holdfast.world import catalog, redrive, tenure
+from holdfast.world.catalog import Blocker, WorldRecord
+from holdfast.world.context import Vocabulary
+from holdfast.world.host import Budgets, Cycle, Host, SnapshotPolicy
+from holdfast.world.kernel import World
+from holdfast.world.program import Program
+
+# What a world cannot get over by being tried again.
+_BLOCKING = (ReplayDiverged, Invalid, StoreCorrupt, NotFound)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerPolicy:
+    lease_ttl_s: float = 10.0
+    # Renew when this much of the time to live is left.
+    renewal_margin: float = 0.6
+    # A world without work for this long is released and forgotten.
+    idle_s: float = 5.0
+    worlds_per_tick: int = 512
+    # After this long no further world is begun: what is done is committed, and leases are renewed.
+    tick_s: float = 1.0
+    stuck_max: int = 5
+    heartbeat_s: float = 1.0
+    compacted_per_tick: int = 4
+    # A world that another still holds is asked for again after this long ...
+    retry_s: float = 0.1
+    # ... and one whose code this worker does not have after this long.
+    unknown_s: float = 60.0
+    budgets: Budgets = field(default_factory=Budgets)
+    snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
+
+
+@dataclass(slots=True)
+class Hosted:
+    host: Host
+    renew_at_ns: int
+    active_ns: int
+    # Messages that it still handles by itself and one by one, so that the loss of its lease is held
+    # against the right one (see `tenure`): the culprit is among those of one batch.
+    suspect: int
+
+
+class WorldWorker(Role):
+    name = "world"
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        universe: str,
+        programs: dict[str, Program],
+        vocabulary: Vocabulary,
+        worker: str,
+        incarnation: str,
+        policy: WorkerPolicy | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        super().__init__(store, clock)
+        self.universe = universe
+        self.worker = worker
+        self.incarnation = incarnation
+        self.policy = policy or WorkerPolicy()
+        self._programs = programs
+        self._vocabulary = vocabulary
+        self._hosted: dict[str, Hosted] = {}
+        # Worlds that another holds for now: not asked for again before this time.
+        self._later: dict[str, int] = {}
+        # Where the next tick goes on among the hints; empty: at the first.
+        self._turn = b""
+        self._beat_at_ns = 0
+        self._beat_epoch = -1
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return (catalog.topic(self.universe, self.worker),)
+
+    @property
+    def hosted(self) -> list[str]:
+        return list(self._hosted)
+
+    @property
+    def working_on(self) -> tuple[str, int] | None:
+        """The world, and the seq of its inbox, that a reducer is at right now."""
+        for hosted in list(self._hosted.values()):
+            if hosted.host.working_on:
+                world = hosted.host.world
+                return f"{world.program.type}/{world.name}", hosted.host.working_on
+        return None
+
+    def tick(self) -> bool:
+        """Drain, step, append, publish, snapshot, renew: once for every world with work."""
+        self._heartbeat()
+        self._redeliver()
+        wanted = self._runnable()
+        self._acquire([world_id for world_id in wanted if world_id not in self._hosted])
+        worked = self._work(wanted)
+        self._renew()
+        self._release_idle()
+        self._compact()
+        return worked or bool(self._turn)
+
+    def next_s(self) -> float:
+        now_ns = self.store.now_ns()
+        times = [hosted.renew_at_ns for hosted in self._hosted.values()]
+        times += [*self._later.values(), self._beat_at_ns]
+        soonest_ns = min(times, default=now_ns + int(self.idle_s * S))
+        return min(max(soonest_ns - now_ns, 0) / S, self.idle_s)
+
+    def finish(self) -> None:
+        """Give every world back, so that the next worker need not wait for leases to expire."""
+        self._release(list(self._hosted))
+        self.store.transact(workers.forget, self.universe, self.worker, self.incarnation)
+
+    # -- the parts of a tick -------------------------------------------------------------------
+
+    def _heartbeat(self) -> None:
+        """Say that we live, now and then, and at once when another leads."""
+        now_ns = self.store.now_ns()
+        epoch: int = self.store.read(authority.epoch, self.universe)
+        if now_ns < self._beat_at_ns and epoch == self._beat_epoch:
+            return
+        answer: workers.WorkerRecord = self.store.transact(
+            workers.heartbeat,
+            self.universe,
+            self.worker,
+            self.incarnation,
+            (self.name,),
+            len(self._hosted),
+        )
+        self._beat_at_ns = now_ns + int(self.policy.heartbeat_s * S)
+        self._beat_epoch = answer.authority_epoch
+
+    def _redeliver(self) -> None:
+        """Failed events that an operator has redriven go back to their inboxes."""
+        if self.store.read(redrive.waiting, self.universe):
+            self.store.transact(redrive.redeliver, self.universe, self.worker)
+
+    def _runnable(self) -> dict[str, bytes]:
+        """Hinted worlds that are ours, and where their hints lie. It is by a hint, too, that we hear
+        of a world that is ours no more."""
+        hinted: list[tuple[bytes, str, bool]] = self.store.read(self._hinted)
+        now_ns = self.store.now_ns()
+        self._later = {w: at_ns for w, at_ns in self._later.items() if at_ns > now_ns}
+        full = len(hinted) == self.policy.worlds_per_tick
+        self._turn = hinted[-1][0] + b"\x00" if full else b""
+        not_ours = [world_id for _, world_id, ours in hinted if not ours]
+        self._release([world_id for world_id in not_ours if world_id in self._hosted])
+        self._settle_hints(not_ours)
+        return {w: at for at, w, ours in hinted if ours and w not in self._later}
+
+    def _hinted(self, txn: Txn) -> list[tuple[bytes, str, bool]]:
+        limit = self.policy.worlds_per_tick
+        found = catalog.hints_from(txn, self.universe, self.worker, self._turn, limit)
+        if not found and self._turn:
+            found = catalog.hints_from(txn, self.universe, self.worker, b"", limit)
+        return [(at, world_id, self._is_ours(txn, world_id)) for at, world_id in found]
+
+    def _is_ours(self, txn: Txn, world_id: str) -> bool:
+        found = catalog.assignment(txn, self.universe, world_id)
+        return found is not None and found.desired_worker_id == self.worker
+
+    def _acquire(self, world_ids: list[str]) -> None:
+        if not world_ids:
+            return
+        ttl_ns = int(self.policy.lease_ttl_s * S)
+        answers: list[tenure.Granted] = self.store.transact(
+            tenure.acquire,
+            self.universe,
+            world_ids,
+            self.worker,
+            self.incarnation,
+            ttl_ns,
+            self.policy.stuck_max,
+        )
+        now_ns = self.store.now_ns()
+        unknown: list[leases.Lease] = []
+        refused: list[str] = []
+        for answer in answers:
+            if answer.lease is None or answer.record is None:
+                if answer.refusal == tenure.HELD:
+                    # A holder that lets go does so at once; one that died is waited for.
+                    self._later[answer.world_id] = now_ns + int(self.policy.retry_s * S)
+                else:
+                    refused.append(answer.world_id)
+                continue
+            program = self._programs.get(answer.record.type)
+            if program is None:
+                unknown.append(answer.lease)
+                self._later[answer.world_id] = now_ns + int(self.policy.unknown_s * S)
+                continue
+            self._hosted[answer.world_id] = Hosted(
+                self._host(answer.record, answer.lease, program),
+                self._renew_at(answer.lease),
+                now_ns,
+                self.policy.budgets.max_inbox_batch * tenure.suspect(answer.record),
+            )
+        self._settle_hints(refused)
+        self._give_back(unknown)
+
+    def _host(self, record: WorldRecord, lease: leases.Lease, program: Program) -> Host:
+        return Host(
+            World(self.universe, record.world_id, record.name, program, self._vocabulary),
+            lease,
+            clock=self.clock,
+            budgets=self.policy.budgets,
+            policy=self.policy.snapshots,
+        )
+
+    def _work(self, wanted: dict[str, bytes]) -> bool:
+        """Run a cycle of each world. Suspects come last and alone: what they do, they do to
+        nobody else's commit."""
+        stop_ns = self.clock.mono_ns() + int(self.policy.tick_s * S)
+        ours = [(w, at) for w, at in wanted.items() if w in self._hosted]
+        sound = [(w, at) for w, at in ours if not self._hosted[w].suspect]
+        worked = self._commit(self._prepare(sound, stop_ns))
+        for world_id, at in ours:
+            hosted = self._hosted.get(world_id)
+            if hosted is None or not hosted.suspect:
+                continue
+            if self.clock.mono_ns() >= stop_ns:
+                self._turn = min(self._turn or at, at)
+                break
+            try:
+                self.store.transact(tenure.try_alone, self.universe, world_id, hosted.host.lease)
+            except Fenced:
+                del self._hosted[world_id]
+                continue
+            worked |= self._commit(self._prepare([(world_id, at)], stop_ns))
+        return worked
+
+    def _prepare(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
+        cycles: list[tuple[str, Cycle]] = []
+        workless: list[str] = []
+        for world_id, at in wanted:
+            if cycles and self.clock.mono_ns() >= stop_ns:
+                self._turn = at
+                break
+            try:
+                hosted = self._hosted[world_id]
+                cycle = hosted.host.prepare(self.store, singly=hosted.suspect > 0)
+            except _BLOCKING as error:
+                self._park(world_id, error)
+                continue
+            if cycle is None:
+                # A hint without work: the inbox was drained by an earlier cycle.
+                workless.append(world_id)
+            else:
+                cycles.append((world_id, cycle))
+        self._settle_hints(workless)
+        return cycles
+
+    def _commit(self, cycles: list[tuple[str, Cycle]]) -> bool:
+        """All cycles under way at once, so that they share a commit; each fails alone."""
+        under_way: list[tuple[str, Cycle, Future[Any]]] = [
+            (world_id, cycle, self.store.submit(self._hosted[world_id].host.commit, cycle))
+            for world_id, cycle in cycles
+        ]
+        now_ns = self.store.now_ns()
+        trouble: HoldfastError | None = None
+        for world_id, cycle, future in under_way:
+            hosted = self._hosted[world_id]
+            try:
+                future.result()
+            except Fenced:
+                # Somebody else may act for this world now: not one more write.
+                del self._hosted[world_id]
+            except (HeadMoved, Conflict, CommitUnknown, Busy):
+                hosted.host.forget()
+            except _BLOCKING as error:
+                self._park(world_id, error)
+            except HoldfastError as error:
+                # The store's trouble (a full disk, say) is no fault of the world.
+                hosted.host.forget()
+                trouble = error
+            else:
+                hosted.host.settle(cycle)
+                hosted.active_ns = now_ns
+                hosted.suspect = max(hosted.suspect - len(cycle.bodies), 0)
+        if trouble is not None:
+            raise trouble
+        return bool(cycles)
+
+    def _renew(self) -> None:
+        now_ns = self.store.now_ns()
+        ttl_ns = int(self.policy.lease_ttl_s * S)
+        due = [hosted for hosted in self._hosted.values() if now_ns >= hosted.renew_at_ns]
+        for batch in (due[at : at + BATCH_MAX] for at in range(0, len(due), BATCH_MAX)):
+            answers: list[leases.Lease | None] = self.store.transact(
+                leases.renew, [hosted.host.lease for hosted in batch], ttl_ns
+            )
+            for hosted, answer in zip(batch, answers, strict=True):
+                if answer is None:
+                    del self._hosted[hosted.host.world.world_id]
+                else:
+                    hosted.host.lease = answer
+                    hosted.renew_at_ns = self._renew_at(answer)
+
+    def _release_idle(self) -> None:
+        idle_ns = self.store.now_ns() - int(self.policy.idle_s * S)
+        self._release([w for w, hosted in self._hosted.items() if hosted.active_ns < idle_ns])
+
+    def _compact(self) -> None:
+        """Pack old entries of a few worlds, a segment each: upkeep that may stop anywhere."""
+        due = [hosted.host for hosted in self._hosted.values() if hosted.host.compactable]
+        for host in due[: self.policy.compacted_per_tick]:
+            try:
+                host.compactable = self.store.transact(host.compact) > 0
+            except (Fenced, Conflict, CommitUnknown, Busy):
+                host.compactable = False
+
+    # -- letting go ----------------------------------------------------------------------------
+
+    def _release(self, world_ids: list[str]) -> None:
+        """Give worlds back, each with a last snapshot: whoever hosts it next, maybe with newer
+        code, starts from there and repeats nothing."""
+        hosts = [self._hosted.pop(world_id).host for world_id in world_ids]
+        leaving = [self.store.submit(host.leave) for host in hosts if host.loaded]
+        for future in leaving:
+            with contextlib.suppress(HoldfastError):
+                future.result()
+        self._give_back([host.lease for host in hosts])
+
+    def _give_back(self, held: list[leases.Lease]) -> None:
+        for future in [self.store.submit(leases.release, lease) for lease in held]:
+            # What cannot be given back runs out.
+            with contextlib.suppress(Fenced, CommitUnknown, Busy):
+                future.result()
+
+    def _settle_hints(self, world_ids: list[str]) -> None:
+        settling = [
+            self.store.submit(catalog.settle, self.universe, world_id, self.worker)
+            for world_id in world_ids
+        ]
+        for future in settling:
+            future.result()
+
+    def _park(self, world_id: str, error: HoldfastError) -> None:
+        """Stop a world that must not go on, unless it is not ours to stop any more."""
+        height = error.fields.get("height", 0)
+        blocker = Blocker(error.code, str(error), height if isinstance(height, int) else 0)
+        held = self._hosted.pop(world_id).host.lease
+        with contextlib.suppress(Fenced):
+            self.store.transact(tenure.park, self.universe, world_id, held, blocker)
+
+    def _renew_at(self, lease: leases.Lease) -> int:
+        return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)

@@ -1,0 +1,1 @@
+"""Worlds: durable, event-sourced objects with deterministic reducers (document 004)."""

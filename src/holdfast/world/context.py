@@ -1,0 +1,241 @@
+"""What a reducer sees besides its state and the event.
+
+Everything here comes from the journal entry that is being made or repeated, so a replay gives the
+same answers: the time, the random numbers, and the identities of what is emitted.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from holdfast import codec
+from holdfast.config import (
+    CYCLE_BYTES_MAX,
+    EMISSIONS_MAX,
+    MESSAGE_BYTES_MAX,
+    QUEUE_PRIORITY_MAX,
+    TTL_NS_MAX,
+)
+from holdfast.durable.bounds import check_time
+from holdfast.errors import Invalid, ValueTooLarge
+from holdfast.messages import (
+    EFFECT_CANCEL,
+    FABRIC_SEND,
+    TIMER_CANCEL,
+    TIMER_SET,
+    FabricSend,
+    Intent,
+    TimerSet,
+    intent_hash,
+)
+from holdfast.world.catalog import check_address, check_text
+
+
+class Vocabulary(Protocol):
+    """How an application names its events, worlds and effects."""
+
+    def encode_event(self, event: Any) -> tuple[str, bytes]: ...
+    def world_type(self, kind: Any) -> str: ...
+    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall: ...
+
+
+class EffectCall(codec.Record, frozen=True):
+    """An effect with its arguments and options, before it has an identity."""
+
+    kind: str
+    params: bytes
+    priority: int = 0
+    timeout_ns: int = 0
+    tag: str = ""
+    key: str | None = None
+
+
+class Frame(codec.Record, frozen=True):
+    """Where and when a step happens."""
+
+    universe: str
+    world_id: str
+    name: str
+    height: int
+    wall_ns: int
+    entropy: bytes
+    generation: int
+    correlation_id: str | None = None
+
+
+class Context:
+    """`cx`: given to every handler. What it emits is durable with the entry, or not at all."""
+
+    __slots__ = ("_frame", "_random", "_uuids", "_vocabulary", "intents", "replied", "wanted_bytes")
+
+    def __init__(self, frame: Frame, vocabulary: Vocabulary) -> None:
+        self._frame = frame
+        self._vocabulary = vocabulary
+        self._random: random.Random | None = None
+        self._uuids = 0
+        self.intents: list[Intent] = []
+        self.wanted_bytes = 0
+        self.replied: bytes | None = None
+
+    # -- what is given -------------------------------------------------------------------------
+
+    @property
+    def now(self) -> datetime:
+        """The wall clock when the entry was made."""
+        return datetime.fromtimestamp(self._frame.wall_ns / 1e9, UTC)
+
+    @property
+    def now_ns(self) -> int:
+        return self._frame.wall_ns
+
+    @property
+    def height(self) -> int:
+        return self._frame.height
+
+    @property
+    def name(self) -> str:
+        return self._frame.name
+
+    @property
+    def world_id(self) -> str:
+        return self._frame.world_id
+
+    @property
+    def random(self) -> random.Random:
+        if self._random is None:
+            self._random = random.Random(self._frame.entropy)
+        return self._random
+
+    def uuid(self) -> uuid.UUID:
+        self._uuids += 1
+        raw = codec.digest(self._frame.entropy, self._uuids.to_bytes(8, "big"))[:16]
+        return uuid.UUID(bytes=raw, version=4)
+
+    # -- what is wanted ------------------------------------------------------------------------
+
+    def do(self, effect: Any, *args: Any, tag: str | None = None) -> Intent:
+        """Want an effect. Its receipt comes back to the handler of the effect."""
+        call = self._vocabulary.effect_call(effect, args)
+        return self._emit(
+            call.kind,
+            call.params,
+            priority=call.priority,
+            timeout_ns=call.timeout_ns,
+            tag=call.tag if tag is None else tag,
+            key=call.key,
+        )
+
+    def cancel(self, intent: Intent) -> Intent:
+        """Stop wanting an effect: if it is not done yet, its receipt is an error `cancelled`."""
+        return self._emit(EFFECT_CANCEL, intent.intent_hash)
+
+    def after(self, seconds: float, event: Any, *, key: str | None = None) -> Intent:
+        """Deliver an event to this world after a time. The key is a slot: setting it replaces."""
+        if not 0 <= seconds <= TTL_NS_MAX / 1e9:
+            raise Invalid(what="after", why="out of bounds", found=seconds, max=TTL_NS_MAX / 1e9)
+        return self._set_timer(event, key, delay_ns=int(seconds * 1_000_000_000))
+
+    def at(self, when: datetime, event: Any, *, key: str | None = None) -> Intent:
+        """Deliver an event when the calendar says so."""
+        if when.tzinfo is None:
+            raise Invalid(what="at", why="a time needs its zone", found=when.isoformat())
+        wall_ns = int(when.timestamp() * 1_000_000_000)
+        check_time("at", wall_ns)
+        return self._set_timer(event, key, wall_ns=wall_ns)
+
+    def cancel_timer(self, key: str) -> Intent:
+        return self._emit(TIMER_CANCEL, codec.pack(key))
+
+    def send(self, world: Any, name: str, event: Any, **headers: str) -> Intent:
+        """Send an event to another world of this universe."""
+        type, value = self._vocabulary.encode_event(event)
+        dest_type = self._vocabulary.world_type(world)
+        check_address(self._frame.universe, dest_type, name)
+        params = FabricSend(
+            dest_type,
+            name,
+            type,
+            value,
+            headers=headers,
+            correlation_id=self._frame.correlation_id,
+        )
+        return self._emit(FABRIC_SEND, _packed(params))
+
+    def reply(self, value: Any) -> None:
+        """Answer whoever asks. The last reply counts."""
+        try:
+            packed = codec.pack(value)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Invalid(what="reply", why=str(error)) from None
+        _check_size("reply", packed)
+        self.replied = packed
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _set_timer(self, event: Any, key: str | None, **when: int) -> Intent:
+        type, value = self._vocabulary.encode_event(event)
+        slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
+        return self._emit(TIMER_SET, _packed(TimerSet(slot, type, value, **when)))
+
+    def _emit(
+        self,
+        kind: str,
+        params: bytes,
+        *,
+        priority: int = 0,
+        timeout_ns: int = 0,
+        tag: str = "",
+        key: str | None = None,
+    ) -> Intent:
+        if len(self.intents) >= EMISSIONS_MAX:
+            raise Invalid(what="intents", why="too many of one event", max=EMISSIONS_MAX)
+        _check_size("parameters", params)
+        self.wanted_bytes += len(params)
+        if self.wanted_bytes > CYCLE_BYTES_MAX:
+            raise ValueTooLarge(
+                what="intents of one event", bytes=self.wanted_bytes, bytes_max=CYCLE_BYTES_MAX
+            )
+        if key is not None:
+            check_text("key", key)
+        if type(priority) is not int or abs(priority) > QUEUE_PRIORITY_MAX:
+            raise Invalid(what="priority", found=repr(priority)[:64], max=QUEUE_PRIORITY_MAX)
+        frame = self._frame
+        place = (frame.height, len(self.intents)) if key is None else key
+        intent = Intent(
+            frame.universe,
+            frame.world_id,
+            intent_hash(frame.generation, frame.world_id, place),
+            kind,
+            params,
+            frame.name,
+            b"",
+            frame.wall_ns,
+            priority,
+            timeout_ns,
+            tag,
+            key,
+            frame.correlation_id,
+            frame.height,
+            frame.generation,
+        )
+        _packed(intent)
+        self.intents.append(intent)
+        return intent
+
+
+def _packed(record: codec.Record) -> bytes:
+    """The record's bytes, checked: what is wrong must fail here, not at the commit."""
+    try:
+        packed = codec.pack(record)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(what=type(record).__name__, why=str(error)) from None
+    codec.unpack_as(type(record), packed)
+    return packed
+
+
+def _check_size(what: str, packed: bytes) -> None:
+    if len(packed) > MESSAGE_BYTES_MAX:
+        raise ValueTooLarge(what=what, bytes=len(packed), bytes_max=MESSAGE_BYTES_MAX)

@@ -1,0 +1,55 @@
+"""What one step of a world leaves in its journal: enough to repeat it exactly.
+
+The ingress, the wall time and entropy that the reducer saw, the code that ran, how it ended, and
+what it emitted, as hashes over content. A replay computes the same and compares.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.errors import StoreCorrupt
+from holdfast.messages import Ingress
+
+
+class Outcome(Enum):
+    OK = "ok"
+    # The reducer raised: the state is as before, the event sits in the dead letters.
+    FAILED = "failed"
+    # Nobody handles this event: it is journaled all the same.
+    IGNORED = "ignored"
+
+
+class Step(Record, frozen=True):
+    """The body of a journal entry."""
+
+    seq: int
+    ingress: Ingress
+    wall_ns: int
+    entropy: bytes
+    # Which code ran, and under which store generation: both are part of what is repeated.
+    code: str
+    generation: int
+    outcome: Outcome
+    emitted: list[bytes]
+    error: str = ""
+    reply: bytes | None = None
+    # The snapshot that the state in memory was last read from; 0 for the initial state.
+    base: int = 0
+
+
+pack = codec.pack
+
+
+def decode(body: bytes) -> Step:
+    try:
+        return _decode(body)
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(what="journal entry", why=str(error)) from None
+
+
+_decode = codec.decoder(Step).decode

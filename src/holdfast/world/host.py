@@ -1,0 +1,270 @@
+"""A world while a worker hosts it: drain, step, append, publish, snapshot, one transaction a cycle.
+
+The state in memory counts only while it is what the journal says. From `prepare` on it runs ahead,
+until `settle`; whatever comes between (a commit that was refused, fenced or of unknown outcome, or
+an error anywhere) leaves it to be restored from the store before the world goes on. So what a
+reducer did counts exactly when its entry is durable.
+
+A cycle has two halves, so that many worlds share one commit: `prepare` reads the inbox and runs
+reducers, outside any transaction; `commit` is the transaction. `settle` takes the outcome.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast import codec
+from holdfast.clock import Clock
+from holdfast.config import CYCLE_BYTES_MAX
+from holdfast.durable import inbox, journal, queue, snapshot
+from holdfast.durable.lease import Lease
+from holdfast.errors import StoreCorrupt
+from holdfast.messages import Ingress, Intent
+from holdfast.store.api import Pending, Store, Txn
+from holdfast.world import catalog, entry, kernel
+from holdfast.world.catalog import subject_of
+from holdfast.world.kernel import World
+from holdfast.world.publish import publish
+from holdfast.world.redrive import Letter, failures
+from holdfast.world.restore import restore
+
+
+@dataclass(frozen=True, slots=True)
+class Budgets:
+    """How much one world does in one cycle before it is another's turn."""
+
+    max_inbox_batch: int = 256
+    max_tick_steps_per_cycle: int = 256
+    max_effects_per_cycle: int = 1024
+    # A guard rail for the operator; what is journaled never depends on it.
+    max_cycle_wall_ms: int = 250
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotPolicy:
+    """A snapshot is due after so many entries, or so many bytes of them."""
+
+    entries: int = 1000
+    bytes: int = 4 * 1024 * 1024
+    keep: int = 2
+
+
+class Cycle(NamedTuple):
+    """One world's work, ready to be committed."""
+
+    expected_head: int
+    to_seq: int
+    bodies: list[bytes]
+    intents: list[Intent]
+    failed: list[tuple[int, bytes, str]]
+    snapshot: bytes | None
+    drained: bool
+
+
+class Host:
+    """One world, hosted under a lease."""
+
+    def __init__(
+        self,
+        world: World,
+        lease: Lease,
+        *,
+        clock: Clock,
+        budgets: Budgets,
+        policy: SnapshotPolicy,
+    ) -> None:
+        self.world = world
+        self.lease = lease
+        self._clock = clock
+        self._budgets = budgets
+        self._policy = policy
+        self._subject = subject_of(world.universe, world.world_id)
+        self._limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
+        self._state: Any = None
+        # Whether the state in memory is the one after `height`.
+        self.loaded = False
+        self.height = 0
+        self.cursor = 0
+        self._snapshot_height = 0
+        self._tail_bytes = 0
+        # The seq that a reducer works on right now, for the watchdog; 0 when none does.
+        self.working_on = 0
+        # Whether there may be entries below the baseline to pack.
+        self.compactable = False
+
+    # -- the cycle -----------------------------------------------------------------------------
+
+    def load(self, txn: Txn) -> None:
+        """Take the state from the store."""
+        found = restore(txn, self.world)
+        self._state = found.state
+        self.height = found.height
+        self.cursor = found.cursor
+        self._snapshot_height = found.snapshot_height
+        self._tail_bytes = found.tail_bytes
+        self.loaded = True
+
+    def drain(self, txn: Txn, limit: int) -> list[inbox.Ingress]:
+        """What waits; the state with it, when it is not in memory."""
+        if not self.loaded:
+            self.load(txn)
+        return inbox.read(txn, self._subject, limit)
+
+    def prepare(self, store: Store, *, singly: bool = False) -> Cycle | None:
+        """Drain the inbox within the budgets and run the reducers; None when nothing is to be done.
+
+        Reducers run outside any transaction: one that takes long holds nobody up but its world.
+        """
+        limit = 1 if singly else self._limit
+        waiting: list[inbox.Ingress] = store.read(self.drain, limit)
+        if not waiting and not self.snapshot_due:
+            return None
+        bodies: list[bytes] = []
+        intents: list[Intent] = []
+        failed: list[tuple[int, bytes, str]] = []
+        self.loaded = False
+        size = 0
+        height, seq = self.height, self.cursor
+        stop_ns = self._clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
+        wall_ns = self._clock.wall_ns()
+        safe = None
+        for item in waiting:
+            ingress = _ingress_of(item)
+            height, seq = height + 1, item.seq
+            self.working_on = seq
+            stepped = kernel.advance(
+                self.world,
+                self._state,
+                ingress,
+                seq=seq,
+                height=height,
+                wall_ns=wall_ns,
+                entropy=self._clock.entropy(16),
+                generation=self.lease.generation,
+                base=self._snapshot_height,
+            )
+            body = entry.pack(stepped.step)
+            bodies.append(body)
+            size += len(body)
+            if stepped.spoiled:
+                failed.append((seq, item.body, stepped.step.error))
+                safe = self._unspoil(store, safe, bodies)
+            else:
+                intents += stepped.intents
+                size += sum(len(intent.params) for intent in stepped.intents)
+                if safe is not None:
+                    safe = self.world.program.dump(self._state)
+            if (
+                len(intents) >= self._budgets.max_effects_per_cycle
+                or size >= CYCLE_BYTES_MAX
+                or self._clock.mono_ns() >= stop_ns
+            ):
+                break
+        self.working_on = 0
+        self._tail_bytes += sum(map(len, bodies))
+        due = self._due(height)
+        return Cycle(
+            self.height,
+            seq,
+            bodies,
+            intents,
+            failed,
+            self._freshen() if due else None,
+            len(bodies) == len(waiting) < limit,
+        )
+
+    def commit(self, txn: Txn, cycle: Cycle) -> Pending[bool] | None:
+        """The transaction of a cycle: all of it, under the lease, or nothing."""
+        txn.require_live(self.lease)
+        subject, universe = self._subject, self.world.universe
+        head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
+        if cycle.bodies:
+            inbox.advance(txn, subject, cycle.to_seq)
+        if cycle.intents:
+            publish(txn, cycle.intents)
+        for seq, body, error in cycle.failed:
+            letter = codec.pack(Letter(self.world.world_id, seq, body))
+            queue.post_dead(txn, failures(universe), letter, "reducer_failed", error)
+        txn.notify(entries_topic(subject))
+        if cycle.snapshot is not None:
+            snapshot.save(txn, subject, head.height, cycle.snapshot)
+            snapshot.set_baseline(txn, subject, head.height)
+            journal.checkpoint(txn, subject, head.height)
+            snapshot.prune(txn, subject, self._policy.keep)
+        if cycle.drained:
+            return catalog.settle(txn, universe, self.world.world_id, self.lease.worker)
+        return None
+
+    def settle(self, cycle: Cycle) -> None:
+        """The cycle is durable: what is in memory is what the journal says."""
+        self.height = cycle.expected_head + len(cycle.bodies)
+        self.cursor = cycle.to_seq
+        self.loaded = True
+        if cycle.snapshot is not None:
+            self._snapshot_height = self.height
+            self._tail_bytes = 0
+            self.compactable = True
+
+    def leave(self, txn: Txn) -> None:
+        """A last snapshot under the lease, if the journal went on since the one before."""
+        if self.loaded and self.height > self._snapshot_height:
+            state = self._freshen()
+            self.commit(txn, Cycle(self.height, self.cursor, [], [], [], state, False))
+
+    def compact(self, txn: Txn) -> int:
+        """Pack some of what lies below the baseline; how many entries. Under the lease, as all."""
+        txn.require_live(self.lease)
+        return journal.compact(txn, self._subject)
+
+    def forget(self) -> None:
+        """What is in memory may not be what the journal says: read again before going on."""
+        self._state = None
+        self.loaded = False
+        self.working_on = 0
+
+    @property
+    def snapshot_due(self) -> bool:
+        return self._due(self.height)
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _due(self, height: int) -> bool:
+        since = height - self._snapshot_height
+        return since >= self._policy.entries or (
+            since > 0 and self._tail_bytes >= self._policy.bytes
+        )
+
+    def _freshen(self) -> bytes:
+        """The state's bytes, and in memory what a restore from them would give."""
+        self._state = self.world.program.fresh(self._state)
+        return self.world.program.dump(self._state)
+
+    def _unspoil(self, store: Store, safe: bytes | None, bodies: list[bytes]) -> bytes:
+        """The state before a reducer that raised. From then on each step keeps a way back."""
+        if safe is None:
+            self._state = store.read(restore, self.world, at=self.height).state
+            for height, body in enumerate(bodies[:-1], start=self.height + 1):
+                self._state = kernel.repeat(
+                    self.world, self._state, entry.decode(body), height=height
+                )
+            return self._freshen()
+        self._state = self.world.program.load(safe)
+        return safe
+
+
+def entries_topic(subject: str) -> str:
+    """Notified when a world's journal goes on."""
+    return f"entries/{subject}"
+
+
+def _ingress_of(item: inbox.Ingress) -> Ingress:
+    try:
+        return _decode_ingress(item.body)
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(what="ingress", seq=item.seq, why=str(error)) from None
+
+
+_decode_ingress = codec.decoder(Ingress).decode

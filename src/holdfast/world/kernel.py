@@ -1,0 +1,152 @@
+"""One step of a world: state and ingress in, state and intents out. No IO, no clock.
+
+`advance` makes a new entry; `repeat` makes one again from the journal and compares. Both run the
+same reducer in the same way. A reducer that raises has no effect: the caller drops the state it
+touched and takes it again from before (`Stepped.spoiled`).
+"""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from typing import Any, NamedTuple
+
+from holdfast import codec
+from holdfast.config import ERROR_TEXT_CHARS_MAX
+from holdfast.errors import HoldfastError, Invalid, ReplayDiverged
+from holdfast.messages import Ingress, Intent
+from holdfast.world.context import Context, Frame, Vocabulary
+from holdfast.world.entry import Outcome, Step
+from holdfast.world.program import Program
+
+
+class World(NamedTuple):
+    """What stays the same from step to step."""
+
+    universe: str
+    world_id: str
+    name: str
+    program: Program
+    vocabulary: Vocabulary
+
+
+class Stepped(NamedTuple):
+    step: Step
+    intents: list[Intent]
+    spoiled: bool
+
+
+def advance(
+    world: World,
+    state: Any,
+    ingress: Ingress,
+    *,
+    seq: int,
+    height: int,
+    wall_ns: int,
+    entropy: bytes,
+    generation: int,
+    base: int = 0,
+) -> Stepped:
+    """Apply one ingress to the state, in place, and say what happened."""
+    frame = Frame(
+        world.universe,
+        world.world_id,
+        world.name,
+        height,
+        wall_ns,
+        entropy,
+        generation,
+        ingress.correlation_id,
+    )
+    cx = Context(frame, world.vocabulary)
+    outcome, error = _run(world, state, ingress, cx)
+    failed = outcome is Outcome.FAILED
+    intents = [] if failed else cx.intents
+    step = Step(
+        seq,
+        ingress,
+        wall_ns,
+        entropy,
+        world.program.version,
+        generation,
+        outcome,
+        [intent.content() for intent in intents],
+        error,
+        None if failed else cx.replied,
+        base,
+    )
+    return Stepped(step, intents, failed)
+
+
+def repeat(world: World, state: Any, step: Step, *, height: int) -> Any:
+    """Apply a journaled step again; the state after it. ReplayDiverged names the height if it does
+    not come out alike.
+
+    A step that was ignored, or failed, changed nothing. But a state that was written and read is
+    not always the one that was written: an int in a float's place has become a float. So where
+    the host went on from stored bytes (after a snapshot, after a reducer that raised), so do we.
+    """
+    if step.base == height - 1:
+        state = world.program.fresh(state)
+    if step.outcome is Outcome.FAILED:
+        return world.program.fresh(state)
+    if step.outcome is Outcome.IGNORED:
+        return state
+    again = advance(
+        world,
+        state,
+        step.ingress,
+        seq=step.seq,
+        height=height,
+        wall_ns=step.wall_ns,
+        entropy=step.entropy,
+        generation=step.generation,
+    ).step
+    for what, was, now in (
+        ("outcome", step.outcome.value, again.outcome.value),
+        ("emitted", step.emitted, again.emitted),
+        ("reply", step.reply, again.reply),
+    ):
+        if was != now:
+            raise ReplayDiverged(
+                world=world.world_id,
+                type=world.program.type,
+                name=world.name,
+                height=height,
+                what=what,
+                why=again.error or f"{_shown(was)} became {_shown(now)}",
+            )
+    return state
+
+
+def _run(world: World, state: Any, ingress: Ingress, cx: Context) -> tuple[Outcome, str]:
+    handler = world.program.handler(ingress)
+    if handler is None:
+        return Outcome.IGNORED, ""
+    try:
+        # The annotation says None; a decorator may have hidden that nothing has run yet.
+        left: object = handler(state, world.program.message(ingress), cx)
+        if inspect.isawaitable(left) or inspect.isgenerator(left):
+            raise Invalid(what="handler", type=ingress.type, why="it is not a plain function")
+    except (Exception, SystemExit) as error:
+        return Outcome.FAILED, _told(error)
+    return Outcome.OK, ""
+
+
+def _told(error: BaseException) -> str:
+    """An error as text that can be stored, the end of it if it is long."""
+    if isinstance(error, HoldfastError):
+        text = str(error)[:ERROR_TEXT_CHARS_MAX]
+    else:
+        # The first frame is ours.
+        shown = traceback.TracebackException.from_exception(error)
+        shown.stack = traceback.StackSummary.from_list(list(shown.stack)[1:])
+        text = "".join(shown.format())[-ERROR_TEXT_CHARS_MAX:]
+    return text.encode(errors="backslashreplace").decode()
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, list):
+        return f"{len(value)} intents"
+    return repr(codec.unpack(value) if isinstance(value, bytes) else value)[:80]

@@ -1,0 +1,140 @@
+"""A world's code, as the host sees it: how to make, read and write its state, and how to react.
+
+`app` builds a Program from the user's class; this layer knows only what is here. A stored event is
+one byte of version and the event as msgpack. An older version is brought up, one step at a time, by
+the upcasts that the application gives; a newer one than the code knows is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast import codec
+from holdfast.config import MESSAGE_BYTES_MAX
+from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
+from holdfast.messages import Ingress, Kind
+
+Handler = Callable[[Any, Any, Any], None]
+Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class EventType:
+    """A kind of event: its class, its stored version, and how older versions become new."""
+
+    __slots__ = ("_decoder", "_mark", "kind", "name", "upcasts", "version")
+
+    def __init__(
+        self,
+        name: str,
+        kind: type[Any],
+        version: int = 1,
+        upcasts: Mapping[int, Upcast] | None = None,
+    ) -> None:
+        if not 1 <= version <= 255:
+            raise Invalid(what="event version", type=name, found=version, min=1, max=255)
+        self.name = name
+        self.kind = kind
+        self.version = version
+        self.upcasts = dict(upcasts or {})
+        self._mark = bytes([version])
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+
+    def encode(self, event: Any) -> bytes:
+        """The event's bytes, checked: fields set by hand are not, when it was made."""
+        try:
+            body = codec.pack(event)
+            self._decoder.decode(body)
+        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+            raise Invalid(what="event", type=self.name, why=str(error)) from None
+        if len(body) >= MESSAGE_BYTES_MAX:
+            raise ValueTooLarge(
+                what="event", type=self.name, bytes=len(body), bytes_max=MESSAGE_BYTES_MAX
+            )
+        return self._mark + body
+
+    def decode(self, value: bytes) -> Any:
+        try:
+            if value[:1] == self._mark:
+                return self._decoder.decode(memoryview(value)[1:])
+            return self._brought_up(value[0] if value else 0, value[1:])
+        except msgspec.MsgspecError as error:
+            raise Invalid(what="event", type=self.name, why=str(error)) from None
+
+    def _brought_up(self, version: int, body: bytes) -> Any:
+        if not 1 <= version < self.version:
+            why = "newer than this code" if version > self.version else "no such version"
+            raise Invalid(what="event", type=self.name, version=version, why=why)
+        fields = codec.unpack(body)
+        for step in range(version, self.version):
+            upcast = self.upcasts.get(step)
+            if upcast is None:
+                raise Invalid(what="event", type=self.name, version=step, why="no upcast from it")
+            try:
+                fields = upcast(fields)
+            except Exception as error:
+                why = f"the upcast raised {type(error).__name__}: {error}"
+                raise Invalid(what="event", type=self.name, version=step, why=why) from error
+        return msgspec.convert(fields, self.kind)
+
+
+class Program:
+    __slots__ = ("_decoder", "events", "handlers", "state", "type", "version")
+
+    def __init__(
+        self,
+        type: str,
+        version: str,
+        state: type[Any],
+        events: Mapping[str, EventType],
+        handlers: Mapping[tuple[str, str], Handler],
+    ) -> None:
+        self.type = type
+        self.version = version
+        self.state = state
+        self.events = dict(events)
+        # By ("event" | "receipt", the event's type or the effect's kind).
+        self.handlers = dict(handlers)
+        self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
+
+    def initial(self) -> Any:
+        try:
+            made = self.state()
+        except Exception as error:
+            raise self._unusable(error) from error
+        return self.fresh(made)
+
+    def dump(self, state: Any) -> bytes:
+        """The state's bytes. A reducer may have put anything into it: Invalid if it cannot be kept."""
+        try:
+            return codec.pack(state)
+        except Exception as error:
+            raise self._unusable(error) from error
+
+    def fresh(self, state: Any) -> Any:
+        """The state as it is when it was stored and read again; Invalid if it cannot be."""
+        return self.load(self.dump(state))
+
+    def load(self, data: bytes) -> Any:
+        try:
+            return self._decoder.decode(data)
+        except Exception as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> HoldfastError:
+        return Invalid(what="state", type=self.type, why=f"{type(error).__name__}: {error}")
+
+    def handler(self, ingress: Ingress) -> Handler | None:
+        side = "receipt" if ingress.kind is Kind.RECEIPT else "event"
+        return self.handlers.get((side, ingress.type))
+
+    def message(self, ingress: Ingress) -> Any:
+        """What the handler is given: the event, or the receipt as it was stored."""
+        if ingress.kind is Kind.RECEIPT:
+            return ingress
+        event = self.events.get(ingress.type)
+        if event is None:
+            raise Invalid(what="event", type=ingress.type, why="unknown to this code")
+        return event.decode(ingress.value)

@@ -1,0 +1,82 @@
+"""The application of these tests: accounts that ask for an exchange rate, in several versions.
+
+`app` is the one that ran. `app_richer` computes other states, `app_silent` emits nothing and replies
+otherwise, `app_deadly` ends its process, `app_other` knows none of the worlds.
+"""
+
+import os
+
+import holdfast as hf
+
+
+class Deposited(hf.Event):
+    amount: int
+
+
+class Asked(hf.Event):
+    currency: str = "EUR"
+
+
+class Refused(hf.Event):
+    pass
+
+
+@hf.effect("fx.quote")
+def quote(call: hf.Call, currency: str) -> float:
+    raise AssertionError("no adapter runs in these tests")
+
+
+@hf.effect("fx.other")
+def other(call: hf.Call) -> None: ...
+
+
+class Account(hf.World):
+    balance: int = 0
+    rate: float = 0.0
+    quotes: int = 0
+
+    bonus = 0
+    asks = True
+    deadly = False
+
+    @hf.on(Deposited)
+    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+        if self.deadly and cx.name == "ada":
+            os._exit(9)
+        self.balance += event.amount + self.bonus
+        cx.reply(event.amount if self.asks else None)
+
+    @hf.on(Asked)
+    def asked(self, event: Asked, cx: hf.Context) -> None:
+        if self.asks:
+            cx.do(quote, event.currency)
+
+    @hf.on(Refused)
+    def refused(self, event: Refused, cx: hf.Context) -> None:
+        raise ValueError("this account refuses")
+
+    @hf.on(quote)
+    def quoted(self, receipt: hf.Receipt[float], cx: hf.Context) -> None:
+        self.quotes += 1
+        if receipt.ok:
+            self.rate = receipt.value
+
+
+class Other(hf.World):
+    seen: int = 0
+
+
+def _version(**attributes: object) -> type[Account]:
+    return type("Account", (Account,), {"__module__": __name__, **attributes})
+
+
+def _app(account: type[hf.World]) -> hf.App:
+    return hf.App("bank", worlds=[account, Other], effects=[other])
+
+
+app = _app(Account)
+app_richer = _app(_version(bonus=1))
+app_silent = _app(_version(asks=False))
+app_deadly = _app(_version(deadly=True))
+app_other = hf.App("bank", worlds=[Other])
+not_an_app = 7

@@ -1,0 +1,149 @@
+"""The tutorial and the example do what they say: their blocks are taken from the text and run.
+
+A block `python FILE` is written to that file, a block `sh` is run, all of them in one shell, and a
+block `text` is what the one before it printed. In it, `…` stands for anything, and times may differ.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+
+from tests.process.watch import assert_nobody_is_left, until
+from tests.processes import ROOT, Proc
+
+TUTORIAL = ROOT / "docs" / "tutorial-worlds.md"
+EXAMPLE = ROOT / "examples" / "bank" / "app.py"
+
+TUTORIAL_S = 100
+LINGER_S = 3.0
+MARK = "--- block"
+
+
+class Block(NamedTuple):
+    kind: str
+    file: str
+    text: str
+
+
+def blocks_of(markdown: str) -> list[Block]:
+    found = re.findall(r"^```(\w+) ?(\S*)\n(.*?)^```$", markdown, re.MULTILINE | re.DOTALL)
+    return [Block(*groups) for groups in found]
+
+
+def script_of(blocks: list[Block]) -> str:
+    """All `sh` blocks, in order, each behind a line that says which one it is."""
+    lines = ["set -eu"]
+    for at, block in enumerate(blocks):
+        if block.kind == "sh":
+            lines += [f"echo '{MARK} {at}'", block.text]
+    return "\n".join(lines)
+
+
+def printed_by(lines: list[str]) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
+    at = -1
+    for line in lines:
+        if line.startswith(MARK):
+            at = int(line.split()[-1])
+            found[at] = []
+        else:
+            found[at].append(line)
+    return found
+
+
+def pattern_of(text: str) -> str:
+    return ".*".join(re.escape(part) for part in _timeless(text).split("…"))
+
+
+def _timeless(text: str) -> str:
+    """Without what differs from run to run: the time of day."""
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", "(time)", text.rstrip())
+
+
+def test_every_block_of_the_tutorial_is_one_that_we_run() -> None:
+    text = TUTORIAL.read_text(encoding="utf-8")
+    blocks = blocks_of(text)
+    assert len(blocks) == text.count("```") // 2
+    assert {block.kind for block in blocks} == {"python", "sh", "text"}
+    assert all(block.file for block in blocks if block.kind == "python")
+    for before, block in pairwise(blocks):
+        assert block.kind != "text" or before.kind == "sh"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TUTORIAL_S + 20)
+def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
+    blocks = blocks_of(TUTORIAL.read_text(encoding="utf-8"))
+    for block in blocks:
+        if block.kind == "python":
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with Proc.spawn(
+        ["bash", "-c", script_of(blocks)], ready=None, cwd=tmp_path, env={"PATH": path}
+    ) as shell:
+        code = shell.wait(TUTORIAL_S)
+        printed = printed_by(shell.lines)
+        assert code == 0, f"block {max(printed)} failed:\n" + "\n".join(shell.errors)
+    for at, (block, after) in enumerate(pairwise(blocks)):
+        if block.kind == "sh" and after.kind == "text":
+            told = _timeless("\n".join(printed[at]))
+            assert re.fullmatch(pattern_of(after.text), told), f"block {at} printed:\n{told}"
+    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+
+
+# -- the example ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bank() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("holdfast_example_bank", EXAMPLE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_money_that_leaves_one_account_arrives_in_the_other(bank: ModuleType) -> None:
+    with bank.app.open("memory:") as runtime:
+        ada, bob = (runtime.world(bank.Account, name) for name in ("ada", "bob"))
+        ada.send(bank.Deposited(500))
+        assert ada.ask(bank.PaymentOrdered("bob", 120)) == "paid"
+        assert ada.ask(bank.PaymentOrdered("bob", 999)) == "refused"
+        assert ada.ask(bank.PaymentOrdered("bob", -5)) == "refused"
+        assert ada.ask(bank.BalanceAsked()) == 380
+        assert bob.ask(bank.BalanceAsked()) == 120
+
+
+def test_the_limit_holds_until_the_day_ends(bank: ModuleType) -> None:
+    with bank.app.open("memory:") as runtime:
+        ada = runtime.world(bank.Account, "ada")
+        ada.send(bank.Deposited(5_000))
+        assert ada.ask(bank.PaymentOrdered("bob", bank.DAILY_LIMIT)) == "paid"
+        assert ada.ask(bank.PaymentOrdered("bob", 1)) == "refused"
+        timers = [entry.height for entry in ada.journal() if len(entry.step.emitted) == 3]
+        assert timers == [2], "the first payment of a day sets its end, and only that one"
+        ada.send(bank.DayEnded())
+        assert ada.ask(bank.PaymentOrdered("bob", 1)) == "paid"
+
+
+def test_the_audit_hears_of_every_payment(bank: ModuleType) -> None:
+    with bank.app.open("memory:") as runtime:
+        for name in ("ada", "bob"):
+            account = runtime.world(bank.Account, name)
+            account.send(bank.Deposited(100))
+            for amount in (10, 30):
+                assert account.ask(bank.PaymentOrdered("eve", amount)) == "paid"
+        audit = runtime.world(bank.Audit, "main")
+        until(lambda: audit.state().payments == 4, "the audit's turn")
+        assert audit.state() == bank.Audit(payments=4, volume=80, largest=30)

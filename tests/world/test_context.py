@@ -1,0 +1,275 @@
+"""What a reducer sees and wants: equal in replay, bounded, and wrong where it is said, not later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+import holdfast as hf
+from holdfast import codec
+from holdfast.config import CYCLE_BYTES_MAX, EMISSIONS_MAX, MESSAGE_BYTES_MAX
+from holdfast.errors import Invalid, ValueTooLarge
+from holdfast.messages import (
+    FABRIC_SEND,
+    TIMER_CANCEL,
+    TIMER_SET,
+    FabricSend,
+    TimerSet,
+    intent_hash,
+)
+from holdfast.world.context import Context, Frame
+from tests.world import bank
+from tests.world.rig import Rig
+
+MODULES = ("holdfast.world.context",)
+
+FRAME = Frame("bank", "w1", "ada", 7, 1_700_000_000_000_000_000, b"e" * 16, 1, "c-1")
+
+
+@pytest.fixture
+def cx() -> Context:
+    return Context(FRAME, bank.app)
+
+
+def framed(**fields: object) -> Context:
+    import msgspec
+
+    return Context(msgspec.structs.replace(FRAME, **fields), bank.app)
+
+
+# -- what is given -------------------------------------------------------------------------------
+
+
+def test_time_random_and_uuids_follow_from_the_frame_alone(cx: Context) -> None:
+    again = Context(FRAME, bank.app)
+    assert cx.now == again.now == datetime.fromtimestamp(1_700_000_000, UTC)
+    assert [cx.uuid(), cx.uuid()] == [again.uuid(), again.uuid()]
+    assert cx.random.random() == again.random.random()
+
+
+def test_uuids_of_one_step_differ_and_are_version_4(cx: Context) -> None:
+    made = [cx.uuid() for _ in range(100)]
+    assert len(set(made)) == 100
+    assert {one.version for one in made} == {4}
+
+
+def test_other_entropy_gives_other_uuids_and_numbers(cx: Context) -> None:
+    other = framed(entropy=b"f" * 16)
+    assert cx.uuid() != other.uuid()
+    assert cx.random.random() != other.random.random()
+
+
+def test_uuids_do_not_depend_on_how_much_randomness_was_used(cx: Context) -> None:
+    first = Context(FRAME, bank.app)
+    first.random.random()
+    assert first.uuid() == cx.uuid()
+
+
+def test_replay_gives_a_reducer_the_same_time_and_randomness(rig: Rig) -> None:
+    ada = rig.world()
+    for _ in range(3):
+        ada.send(bank.Rolled())
+    rig.run()
+    seen = ada.state().notes
+    assert len(set(seen)) == 3
+    rig.expire()
+    assert ada.state().notes == seen
+
+
+# -- identities ----------------------------------------------------------------------------------
+
+
+def test_an_intents_identity_is_where_it_was_born(cx: Context) -> None:
+    first, second = cx.do(bank.quote, "EUR"), cx.do(bank.quote, "EUR")
+    assert first.intent_hash != second.intent_hash
+    assert Context(FRAME, bank.app).do(bank.quote, "USD").intent_hash == first.intent_hash
+
+
+@pytest.mark.parametrize("field", [{"height": 8}, {"world_id": "w2"}, {"generation": 2}])
+def test_another_height_world_or_generation_is_another_intent(
+    cx: Context, field: dict[str, object]
+) -> None:
+    assert framed(**field).do(bank.quote, "EUR").intent_hash != cx.do(bank.quote, "EUR").intent_hash
+
+
+def test_a_key_takes_the_place_of_height_and_index(cx: Context) -> None:
+    keyed = bank.quote.options(key="k")
+    cx.do(bank.quote, "EUR")
+    first = cx.do(keyed, "EUR")
+    assert framed(height=9).do(keyed, "EUR").intent_hash == first.intent_hash
+    assert framed(world_id="w2").do(keyed, "EUR").intent_hash != first.intent_hash
+
+
+def test_kind_and_parameters_are_beside_the_identity_not_in_it(cx: Context) -> None:
+    euros = cx.do(bank.quote.options(key="k"), "EUR")
+    dollars = Context(FRAME, bank.app).do(bank.quote.options(key="k"), "USD")
+    assert euros.intent_hash == dollars.intent_hash
+    assert euros.wanted() != dollars.wanted()
+    assert euros.content() != dollars.content()
+
+
+def test_no_key_can_be_taken_for_a_place() -> None:
+    place = "\x00" * 7 + "\x07" + "\x00" * 8
+    assert intent_hash(1, "w1", place) != intent_hash(1, "w1", (7, 0))
+
+
+def test_the_clock_is_no_part_of_what_replay_compares(cx: Context) -> None:
+    later = framed(wall_ns=FRAME.wall_ns + 1)
+    assert cx.do(bank.quote, "EUR").content() == later.do(bank.quote, "EUR").content()
+
+
+def test_an_intent_has_all_that_its_dispatch_needs(cx: Context) -> None:
+    intent = cx.do(bank.quote.options(priority=3, timeout_s=5), "EUR", tag="t")
+    assert (intent.universe_id, intent.world_id, intent.origin_name) == ("bank", "w1", "ada")
+    assert (intent.effect_kind, codec.unpack(intent.params)) == ("fx.quote", ["EUR"])
+    assert (intent.priority, intent.timeout_ns, intent.tag) == (3, 5_000_000_000, "t")
+    assert (intent.correlation_id, intent.from_height) == ("c-1", 7)
+    assert intent.enqueued_at_ns == FRAME.wall_ns
+
+
+# -- what is wanted ------------------------------------------------------------------------------
+
+
+def test_a_timer_without_a_key_has_a_slot_of_its_own(cx: Context) -> None:
+    slots = [codec.unpack_as(TimerSet, cx.after(1, bank.Seen()).params).key for _ in range(2)]
+    assert len(set(slots)) == 2
+
+
+def test_a_timer_says_when_by_delay_or_by_calendar(cx: Context) -> None:
+    after = codec.unpack_as(TimerSet, cx.after(1.5, bank.Seen(), key="k").params)
+    at = codec.unpack_as(TimerSet, cx.at(datetime(2030, 1, 1, tzinfo=UTC), bank.Seen()).params)
+    assert (after.key, after.delay_ns, after.wall_ns) == ("k", 1_500_000_000, None)
+    assert (at.delay_ns, at.wall_ns) == (None, 1_893_456_000_000_000_000)
+
+
+def test_a_timer_is_cancelled_by_its_slot(cx: Context) -> None:
+    intent = cx.cancel_timer("k")
+    assert (intent.effect_kind, codec.unpack(intent.params)) == (TIMER_CANCEL, "k")
+
+
+def test_a_message_carries_its_cause(cx: Context) -> None:
+    intent = cx.send(bank.Audit, "main", bank.Seen(3), trace="t")
+    mail = codec.unpack_as(FabricSend, intent.params)
+    assert intent.effect_kind == FABRIC_SEND
+    assert (mail.dest_type, mail.dest_name, mail.schema) == ("Audit", "main", "Seen")
+    assert (mail.headers, mail.correlation_id) == ({"trace": "t"}, "c-1")
+
+
+def test_the_last_reply_counts(cx: Context) -> None:
+    cx.reply(1)
+    cx.reply({"b": 1, "a": 2})
+    assert codec.unpack(cx.replied or b"") == {"a": 2, "b": 1}
+
+
+def test_an_effect_is_cancelled_by_its_intent(cx: Context) -> None:
+    wanted = cx.do(bank.quote, "EUR")
+    assert cx.cancel(wanted).params == wanted.intent_hash
+
+
+# -- limits --------------------------------------------------------------------------------------
+
+
+def test_one_event_may_want_so_much_and_no_more(cx: Context) -> None:
+    for _ in range(EMISSIONS_MAX):
+        cx.cancel_timer("k")
+    with pytest.raises(Invalid):
+        cx.cancel_timer("k")
+
+
+def test_one_event_may_want_so_many_bytes_and_no_more(cx: Context) -> None:
+    large = "x" * (MESSAGE_BYTES_MAX - 100)
+    for _ in range(CYCLE_BYTES_MAX // MESSAGE_BYTES_MAX):
+        cx.do(bank.quote, large)
+    with pytest.raises(ValueTooLarge):
+        cx.do(bank.quote, large)
+
+
+LARGE = "x" * (MESSAGE_BYTES_MAX + 1)
+Wish = Callable[[Context], object]
+
+WRONG: dict[str, Wish] = {
+    "an effect that is none": lambda cx: cx.do(print, "EUR"),
+    "too few arguments": lambda cx: cx.do(bank.quote),
+    "arguments that cannot be stored": lambda cx: cx.do(bank.quote, object()),
+    "an unknown option": lambda cx: cx.do(bank.quote.options(colour=1), "EUR"),
+    "an empty key": lambda cx: cx.do(bank.quote.options(key=""), "EUR"),
+    "a key that is no text": lambda cx: cx.do(bank.quote.options(key=5), "EUR"),
+    "a key that is not UTF-8": lambda cx: cx.do(bank.quote.options(key="\ud800"), "EUR"),
+    "a tag that is no text": lambda cx: cx.do(bank.quote, "EUR", tag=5),  # type: ignore[arg-type]
+    "a tag that is not UTF-8": lambda cx: cx.do(bank.quote, "EUR", tag="\ud800"),
+    "a priority out of bounds": lambda cx: cx.do(bank.quote.options(priority=1 << 40), "EUR"),
+    "a priority that is no number": lambda cx: cx.do(bank.quote.options(priority="x"), "EUR"),
+    "a negative delay": lambda cx: cx.after(-1, bank.Seen()),
+    "no number for a delay": lambda cx: cx.after(float("nan"), bank.Seen()),
+    "an endless delay": lambda cx: cx.after(float("inf"), bank.Seen()),
+    "a delay of a thousand years": lambda cx: cx.after(1000 * 366 * 86400, bank.Seen()),
+    "a time without a zone": lambda cx: cx.at(datetime(2030, 1, 1), bank.Seen()),
+    "a time before 1970": lambda cx: cx.at(datetime(1960, 1, 1, tzinfo=UTC), bank.Seen()),
+    "a time in the year 2400": lambda cx: cx.at(datetime(2400, 1, 1, tzinfo=UTC), bank.Seen()),
+    "a slot that is no text": lambda cx: cx.after(1, bank.Seen(), key=5),  # type: ignore[arg-type]
+    "an event with a wrong field": lambda cx: cx.after(1, bank.Seen("x")),  # type: ignore[arg-type]
+    "a world that is none": lambda cx: cx.send(int, "main", bank.Seen()),
+    "an event that is none": lambda cx: cx.send(bank.Audit, "main", 5),
+    "an empty name": lambda cx: cx.send(bank.Audit, "", bank.Seen()),
+    "a name with NUL": lambda cx: cx.send(bank.Audit, "a\x00b", bank.Seen()),
+    "a name that is not UTF-8": lambda cx: cx.send(bank.Audit, "\ud800", bank.Seen()),
+    "a name that is too long": lambda cx: cx.send(bank.Audit, "x" * 201, bank.Seen()),
+    "a header that is no text": lambda cx: cx.send(bank.Audit, "main", bank.Seen(), n=1),  # type: ignore[arg-type]
+    "a reply that cannot be stored": lambda cx: cx.reply(object()),
+    "a reply that is not UTF-8": lambda cx: cx.reply("\ud800"),
+    "a number too large for a reply": lambda cx: cx.reply(1 << 70),
+}
+
+
+@pytest.mark.parametrize("wish", WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_fails_where_it_is_said_and_is_not_wanted(cx: Context, wish: Wish) -> None:
+    with pytest.raises(Invalid) as raised:
+        wish(cx)
+    assert "\n" not in str(raised.value)
+    assert cx.intents == []
+    assert cx.replied is None
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        lambda cx: cx.do(bank.quote, LARGE),
+        lambda cx: cx.reply(LARGE),
+        lambda cx: cx.send(bank.Account, "ada", bank.Noted(LARGE, [])),
+    ],
+    ids=["parameters", "reply", "event"],
+)
+def test_what_is_too_large_fails_in_the_reducer_not_at_the_commit(cx: Context, wish: Wish) -> None:
+    with pytest.raises(ValueTooLarge):
+        wish(cx)
+    assert cx.intents == []
+
+
+@pytest.mark.parametrize("wish", WRONG.values(), ids=WRONG.keys())
+def test_a_wrong_wish_fails_its_event_and_never_parks_the_world(wish: Wish) -> None:
+    class Sent(hf.Event):
+        pass
+
+    class Wishing(hf.World):
+        n: int = 0
+
+        @hf.on(Sent)
+        def sent(self, event: Sent, cx: hf.Context) -> None:
+            self.n += 1
+            if self.n == 2:
+                wish(cx)
+
+    rig = Rig(hf.App("bank", worlds=[Wishing, bank.Audit]))
+    world = rig.world(Wishing, "w")
+    for _ in range(3):
+        world.send(Sent())
+    rig.run()
+    assert [one.outcome for one in world.journal()] == ["ok", "failed", "failed"]
+    assert rig.blocker(world) == ""
+
+
+def test_a_timer_far_ahead_is_allowed(cx: Context) -> None:
+    cx.at(datetime.now(UTC) + timedelta(days=3650), bank.Seen())
+    assert cx.intents[0].effect_kind == TIMER_SET

@@ -1,0 +1,657 @@
+"""A world while it is hosted: budgets, one transaction a cycle, snapshots, restore, and what a commit
+that went wrong leaves behind."""
+
+from __future__ import annotations
+
+import contextlib
+
+import msgspec
+import pytest
+
+import holdfast as hf
+from holdfast.clock import MS, SimClock
+from holdfast.config import CYCLE_BYTES_MAX
+from holdfast.durable import inbox, journal, lease, snapshot
+from holdfast.errors import (
+    Busy,
+    CommitUnknown,
+    Conflict,
+    Fenced,
+    HeadMoved,
+    Invalid,
+    NotFound,
+    ReplayDiverged,
+    StoreCorrupt,
+    StoreFull,
+)
+from holdfast.store import schema, tuples
+from holdfast.store.api import Txn
+from holdfast.store.schema import Space
+from holdfast.world import restore
+from holdfast.world.host import Budgets, Host, SnapshotPolicy
+from tests.world import bank
+from tests.world.rig import Rig
+
+MODULES = ("holdfast.world.host", "holdfast.world.restore", "holdfast.roles.world_worker")
+
+EVERY_10 = SnapshotPolicy(entries=10)
+Diverged = tuple[Rig, hf.WorldHandle[bank.Account]]
+# Longer than any test: nothing is released for being idle.
+NEVER = 1e6
+
+
+def deposits(rig: Rig, count: int, name: str = "ada") -> hf.WorldHandle[bank.Account]:
+    handle = rig.world(name=name)
+    rig.runtime.send_many([(handle, bank.Deposited(n)) for n in range(1, count + 1)])
+    return handle
+
+
+# -- budgets -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("budget", ["max_inbox_batch", "max_tick_steps_per_cycle"])
+def test_a_cycle_takes_so_many_messages_at_most(rig: Rig, budget: str) -> None:
+    ada = deposits(rig, 10)
+    worker = rig.worker(budgets=Budgets(**{budget: 3}))
+    heights = []
+    while worker.tick():
+        heights.append(ada.height())
+    assert heights == [3, 6, 9, 10]
+    assert ada.state().balance == 55
+
+
+def test_a_cycle_ends_with_the_event_that_reaches_the_budget_of_effects(rig: Rig) -> None:
+    ada = rig.world()
+    for _ in range(5):
+        ada.send(bank.Paid("EUR", times=3))
+    worker = rig.worker(budgets=Budgets(max_effects_per_cycle=6))
+    worker.tick()
+    assert ada.height() == 2
+    assert len(rig.queued("bank/effects/fx.quote")) == 6
+    rig.run(worker)
+    assert len(rig.queued("bank/effects/fx.quote")) == 15
+
+
+def timed(clock: SimClock) -> hf.App:
+    class Clocked(hf.World):
+        n: int = 0
+
+        @hf.on(bank.Timed)
+        def timed(self, event: bank.Timed, cx: hf.Context) -> None:
+            clock.advance(event.ms * MS)
+            self.n += 1
+
+    return hf.App("bank", worlds=[Clocked])
+
+
+def timed_rig() -> tuple[Rig, type[hf.World]]:
+    clock = SimClock()
+    rig = Rig(timed(clock), clock=clock)
+    return rig, rig.app.programs["Clocked"].state
+
+
+def test_a_cycle_ends_when_its_time_is_up(rig: Rig) -> None:
+    rig, Clocked = timed_rig()
+    world = rig.world(Clocked, "w")
+    for _ in range(5):
+        world.send(bank.Timed(100))
+    worker = rig.worker(budgets=Budgets(max_cycle_wall_ms=250))
+    worker.tick()
+    assert world.height() == 3
+
+
+def test_what_is_journaled_does_not_depend_on_the_budgets() -> None:
+    def journaled(**budgets: int) -> list[tuple[str, bytes | None]]:
+        rig = Rig()
+        ada = deposits(rig, 20)
+        rig.run(rig.worker(budgets=Budgets(**budgets)))
+        return [(one.type, one.step.reply) for one in ada.journal()]
+
+    assert journaled() == journaled(max_inbox_batch=1) == journaled(max_effects_per_cycle=1)
+
+
+def test_a_cycle_of_large_events_ends_before_it_is_too_large_for_a_commit(rig: Rig) -> None:
+    ada = rig.world()
+    for _ in range(6):
+        ada.send(bank.Noted("x" * (CYCLE_BYTES_MAX // 4 - 1000), []))
+    rig.worker(snapshots=SnapshotPolicy(bytes=1 << 40)).tick()
+    assert 4 <= ada.height() <= 5
+
+
+def test_a_cycle_of_large_intents_ends_before_it_is_too_large_for_a_commit(rig: Rig) -> None:
+    ada = rig.world()
+    large = "x" * (CYCLE_BYTES_MAX // 8)
+    for _ in range(6):
+        ada.send(bank.Paid(large, times=4))
+    rig.worker().tick()
+    assert 1 <= ada.height() <= 2
+
+
+def test_a_tick_that_takes_long_commits_what_it_has_and_goes_on_with_the_next_world() -> None:
+    rig, Clocked = timed_rig()
+    worlds = [rig.world(Clocked, f"w{n}") for n in range(6)]
+    for world in worlds:
+        world.send(bank.Timed(400))
+    worker = rig.worker(tick_s=1.0)
+    done = []
+    while worker.tick():
+        done.append(sum(world.height() for world in worlds))
+    assert done == [3, 6]
+
+
+def test_leases_survive_a_backlog_that_takes_longer_than_they_last() -> None:
+    rig, Clocked = timed_rig()
+    worlds = [rig.world(Clocked, f"w{n}") for n in range(100)]
+    for world in worlds:
+        world.send(bank.Timed(240))
+    worker = rig.run(rig.worker(lease_ttl_s=5.0, idle_s=NEVER))
+    assert [world.state().n for world in worlds] == [1] * 100
+    assert {rig.record(world).stuck_count for world in worlds} == {0}
+    assert len(worker.hosted) == 100
+
+
+# -- one transaction -----------------------------------------------------------------------------
+
+
+def test_a_cycle_is_one_transaction(rig: Rig) -> None:
+    ada = deposits(rig, 1)
+    worker = rig.run()
+    for event in (bank.Deposited(1), bank.Paid("EUR"), bank.Told("main"), bank.Failing()):
+        ada.send(event)
+    before = rig.rows()
+    rig.backend.arm({})
+    worker.tick()
+    assert rig.backend.commits == 1
+    changed = [key for key, row in rig.rows().items() if before.get(key) != row]
+    spaces = {Space(tuples.unpack(key)[0]) for key in changed}
+    # Entries, cursor and mail, intents and dead letters, identities, the new world, its hint.
+    assert spaces >= {
+        Space.JOURNAL,
+        Space.INBOX,
+        Space.QUEUE,
+        Space.DEDUPE,
+        Space.WORLD,
+        Space.READY,
+    }
+
+
+def test_many_worlds_share_a_tick_and_one_that_is_fenced_aborts_alone(rig: Rig) -> None:
+    handles = [deposits(rig, 3, f"w{n}") for n in range(4)]
+    worker = rig.worker()
+    worker.tick()
+    for handle in handles:
+        handle.send(bank.Deposited(10))
+    rig.store.transact(lease.force_release, rig.subject(handles[2]), "test")
+    worker.tick()
+    assert [handle.height() for handle in handles] == [4, 4, 3, 4]
+    assert rig.id(handles[2]) not in worker.hosted
+
+
+def test_nothing_is_applied_when_the_world_is_fenced(rig: Rig) -> None:
+    ada = deposits(rig, 1)
+    worker = rig.run()
+    ada.send(bank.Paid("EUR"))
+    ada.send(bank.Told("main"))
+    rig.expire()
+    host = worker._hosted[rig.id(ada)].host
+    cycle = host.prepare(rig.store)
+    assert cycle is not None
+    before = rig.rows()
+    with pytest.raises(Fenced):
+        rig.store.transact(host.commit, cycle)
+    assert rig.rows() == before
+
+
+# -- when a commit goes wrong --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "error",
+    [CommitUnknown(), Busy(), StoreFull(), HeadMoved(), Conflict()],
+    ids=lambda error: error.code,
+)
+def test_a_commit_that_failed_leaves_the_world_to_be_restored_and_tried_again(
+    error: Exception,
+) -> None:
+    rig = Rig()
+    ada = deposits(rig, 3)
+    worker = rig.run()
+    ada.send(bank.Deposited(100))
+    rig.backend.arm({1: error})
+    with contextlib.suppress(StoreFull):
+        worker.tick()
+    assert ada.height() == 3
+    rig.run(worker)
+    assert ada.state().balance == 106
+    assert rig.blocker(ada) == ""
+    assert [one.step.reply for one in ada.journal()] == [b"\x01", b"\x03", b"\x06", b"\x6a"]
+
+
+def test_a_full_disk_is_no_fault_of_the_world(rig: Rig) -> None:
+    ada = deposits(rig, 1)
+    worker = rig.worker()
+    worker.tick()
+    ada.send(bank.Deposited(1))
+    rig.backend.arm({n: StoreFull() for n in range(1, 20)})
+    with pytest.raises(StoreFull):
+        worker.tick()
+    rig.backend.arm({})
+    rig.run(worker)
+    assert (ada.state().balance, rig.blocker(ada)) == (2, "")
+
+
+def test_an_error_between_running_and_committing_never_runs_an_event_twice() -> None:
+    """One world's trouble ends the tick when others' reducers have run: their states are void."""
+    ran: list[int] = []
+
+    class Fragile(hf.World):
+        n: int = 0
+
+        @hf.on(bank.Deposited)
+        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+            self.n += event.amount
+            cx.reply(self.n)
+            ran.append(event.amount)
+            if event.amount == 5 and ran.count(5) == 4:
+                raise KeyboardInterrupt
+
+    rig = Rig(hf.App("bank", worlds=[Fragile]))
+    worlds = [rig.world(Fragile, name) for name in "abcdef"]
+    for world in worlds:
+        world.send(bank.Deposited(1))
+    worker = rig.run()
+    for world in worlds:
+        world.send(bank.Deposited(5))
+    with pytest.raises(KeyboardInterrupt):
+        worker.tick()
+    rig.run(worker)
+    replies = [[one.step.reply for one in world.journal()] for world in worlds]
+    assert replies == [[b"\x01", b"\x06"]] * 6
+    assert [world.state().n for world in worlds] == [6] * 6
+
+
+def test_the_loser_of_a_race_for_the_head_forgets_what_it_computed(rig: Rig) -> None:
+    ada = deposits(rig, 2)
+    worker = rig.run()
+    host = worker._hosted[rig.id(ada)].host
+    rival = Host(
+        host.world, host.lease, clock=rig.clock, budgets=Budgets(), policy=SnapshotPolicy()
+    )
+    ada.send(bank.Deposited(7))
+    cycle, other = host.prepare(rig.store), rival.prepare(rig.store)
+    assert cycle is not None
+    assert other is not None
+    rig.store.transact(rival.commit, other)
+    with pytest.raises(HeadMoved):
+        rig.store.transact(host.commit, cycle)
+    ada.send(bank.Deposited(1))
+    rig.run(worker)
+    assert ada.state().balance == 11
+    assert ada.height() == 4
+
+
+# -- snapshots -----------------------------------------------------------------------------------
+
+
+def test_a_snapshot_is_due_after_so_many_entries(rig: Rig) -> None:
+    ada = deposits(rig, 25)
+    worker = rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5))
+    baselines = []
+    while worker.tick():
+        baselines.append(rig.baseline(ada))
+    assert baselines == [0, 10, 10, 20, 20]
+
+
+def test_a_snapshot_is_due_after_so_many_bytes(rig: Rig) -> None:
+    ada = rig.world()
+    worker = rig.worker(snapshots=SnapshotPolicy(bytes=3000))
+    for _ in range(3):
+        ada.send(bank.Noted("x" * 1400, []))
+        worker.tick()
+    assert rig.baseline(ada) == 2
+
+
+def test_bytes_since_the_snapshot_are_counted_across_hosts(rig: Rig) -> None:
+    ada = rig.world()
+    for n in range(3):
+        ada.send(bank.Noted("x" * 1400, []))
+        # Each host sees one entry and dies; none of them alone has seen enough.
+        rig.worker("A", str(n), snapshots=SnapshotPolicy(bytes=3000)).tick()
+        rig.expire()
+    assert rig.baseline(ada) == 2
+
+
+def test_old_snapshots_go_and_the_baseline_stays(rig: Rig) -> None:
+    ada = deposits(rig, 50)
+    rig.run(rig.worker(snapshots=SnapshotPolicy(10, keep=2), budgets=Budgets(max_inbox_batch=5)))
+    assert rig.read(snapshot.heights, rig.subject(ada), 100) == [50, 40]
+    assert rig.baseline(ada) == 50
+
+
+def test_a_world_that_is_given_back_leaves_a_snapshot_so_that_newer_code_repeats_nothing(
+    rig: Rig,
+) -> None:
+    ada = deposits(rig, 3)
+    worker = rig.run()
+    worker.finish()
+    assert rig.baseline(ada) == 3
+
+    class Account(hf.World):
+        balance: int = 0
+
+        @hf.on(bank.Deposited)
+        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+            self.balance += 1000 * event.amount
+
+    newer = hf.App("bank", worlds=[Account])
+    ada.send(bank.Deposited(1))
+    rig.run(rig.worker("A", "2", app=newer))
+    assert rig.blocker(ada) == ""
+    assert (
+        newer.open(rig.store, roles=(), clock=rig.clock).world(Account, "ada").state().balance
+        == 1006
+    )
+
+
+@pytest.mark.parametrize(
+    "value", [1 << 70, "\ud800", object()], ids=["huge", "surrogate", "object"]
+)
+def test_a_state_that_cannot_be_stored_parks_its_world_and_nobody_else(value: object) -> None:
+    class Storing(hf.World):
+        value: object = None
+
+        @hf.on(bank.Seen)
+        def seen(self, event: bank.Seen, cx: hf.Context) -> None:
+            self.value = value
+
+    rig = Rig(hf.App("bank", worlds=[Storing, bank.Account]))
+    bad, good = rig.world(Storing, "bad"), rig.world(bank.Account, "good")
+    for _ in range(10):
+        bad.send(bank.Seen())
+        good.send(bank.Deposited(1))
+    rig.run(rig.worker(snapshots=EVERY_10))
+    assert (rig.record(bad).status.value, rig.blocker(bad)) == ("parked", "invalid")
+    assert good.state().balance == 10
+
+
+def test_a_state_of_the_wrong_type_is_noticed_before_it_becomes_the_baseline() -> None:
+    class Wrong(hf.World):
+        n: int = 0
+
+        @hf.on(bank.Seen)
+        def seen(self, event: bank.Seen, cx: hf.Context) -> None:
+            self.n = "much"  # type: ignore[assignment]
+
+    rig = Rig(hf.App("bank", worlds=[Wrong]))
+    world = rig.world(Wrong, "w")
+    for _ in range(10):
+        world.send(bank.Seen())
+    rig.run(rig.worker(snapshots=EVERY_10))
+    assert rig.blocker(world) == "invalid"
+    assert rig.baseline(world) == 0
+
+    class Mended(hf.World, tag=False):
+        n: int = 0
+
+        @hf.on(bank.Seen)
+        def seen(self, event: bank.Seen, cx: hf.Context) -> None:
+            self.n += 1
+
+    Mended.__name__ = "Wrong"
+    mended = hf.App("bank", worlds=[Mended])
+    world.resume()
+    rig.run(rig.worker("A", "2", app=mended, snapshots=EVERY_10))
+    assert rig.blocker(world) == ""
+    assert rig.baseline(world) == 10
+
+
+# -- restore -------------------------------------------------------------------------------------
+
+
+def test_a_restored_state_is_baseline_and_tail(any_rig: Rig) -> None:
+    rig = any_rig
+    ada = deposits(rig, 25)
+    rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
+    found = rig.store.read(restore.restore, rig.kernel(ada))
+    assert (found.state.balance, found.height, found.snapshot_height) == (325, 25, 20)
+    assert (found.cursor, found.tail_bytes) == (25, sum(len(body) for body in rig.bodies(ada)[20:]))
+
+
+def test_baseline_and_tail_give_what_the_whole_journal_gives(rig: Rig) -> None:
+    plain, snapped = Rig(), Rig()
+    states = []
+    for each, policy in ((plain, SnapshotPolicy()), (snapped, SnapshotPolicy(3))):
+        ada = each.world()
+        for n in range(20):
+            ada.send([bank.Deposited(n), bank.Rated(n), bank.Queried(), bank.Failing()][n % 4])
+        each.run(each.worker(snapshots=policy, budgets=Budgets(max_inbox_batch=2)))
+        states.append(each.kernel(ada).program.dump(ada.state()))
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("at", range(26))
+def test_the_state_at_every_height_is_the_sum_so_far(at: int) -> None:
+    rig = Rig()
+    ada = deposits(rig, 25)
+    rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
+    assert ada.state(at=at).balance == at * (at + 1) // 2
+
+
+@pytest.mark.parametrize("at", [-1, 4, 1000])
+def test_a_height_that_is_not_there_is_not_found(rig: Rig, at: int) -> None:
+    ada = deposits(rig, 3)
+    rig.run()
+    with pytest.raises(NotFound):
+        ada.state(at=at)
+
+
+def test_a_state_below_what_was_cut_off_is_not_found_and_above_it_is(rig: Rig) -> None:
+    ada = deposits(rig, 25)
+    rig.run(rig.worker(snapshots=SnapshotPolicy(10, keep=1), budgets=Budgets(max_inbox_batch=5)))
+    while rig.store.transact(journal.truncate, rig.subject(ada), 100):
+        pass
+    assert rig.head(ada).floor == 20
+    for at in (0, 5, 19):
+        with pytest.raises(NotFound):
+            ada.state(at=at)
+    assert ada.state(at=20).balance == 210
+    assert ada.state(at=23).balance == 276
+    assert [one.height for one in ada.journal()] == list(range(20, 26))
+    with pytest.raises(NotFound):
+        ada.journal(lo=5)
+
+
+def test_an_int_in_a_floats_place_does_not_diverge_whoever_goes_on_from_where(rig: Rig) -> None:
+    """Stored and read again, 5 has become 5.0: a reply made of it must be the same in every replay."""
+    ada = rig.world()
+    worker = rig.worker(snapshots=SnapshotPolicy(4, keep=100), budgets=Budgets(max_inbox_batch=1))
+    for _ in range(3):
+        for event in (
+            bank.Rated(5),
+            bank.Queried(),
+            bank.Failing(),
+            bank.Queried(),
+            bank.Queried(),
+        ):
+            ada.send(event)
+    rig.run(worker)
+    rig.expire()
+    ada.send(bank.Queried())
+    rig.run(rig.worker("A", "2"))
+    assert rig.blocker(ada) == ""
+    assert rig.store.read(restore.check_snapshots, rig.kernel(ada)) == 16
+    # Without its snapshots the world is the same.
+    rig.store.transact(_drop_snapshots, rig.subject(ada))
+    assert ada.state() == bank.Account(rate=5.0)
+
+
+def _drop_snapshots(txn: Txn, subject: str) -> None:
+    prefix = schema.prefix(schema.Space.SNAPSHOT, subject)
+    for key, _ in txn.scan(prefix, prefix + b"\xff"):
+        txn.delete(key)
+
+
+def test_a_default_of_another_type_does_not_diverge() -> None:
+    class Defaulted(hf.World):
+        rate: float = 0
+
+        @hf.on(bank.Queried)
+        def queried(self, event: bank.Queried, cx: hf.Context) -> None:
+            cx.reply(self.rate)
+
+    rig = Rig(hf.App("bank", worlds=[Defaulted]))
+    world = rig.world(Defaulted, "w")
+    world.send(bank.Queried())
+    rig.run()
+    assert world.state() == Defaulted(0.0)
+
+
+def test_a_state_has_the_types_that_it_says_whether_it_was_stored_or_not(rig: Rig) -> None:
+    ada = rig.world()
+    ada.send(bank.Rated(5))
+    rig.run()
+    assert rig.baseline(ada) == 0
+    assert type(ada.state().rate) is float
+
+
+def test_an_entry_that_is_missing_is_not_found_and_nothing_waits_for_it(rig: Rig) -> None:
+    ada = deposits(rig, 5)
+    rig.run()
+    rig.store.transact(
+        lambda txn: txn.delete(schema.prefix(schema.Space.JOURNAL, rig.subject(ada), "e", 5))
+    )
+    with pytest.raises(NotFound):
+        ada.state()
+    with pytest.raises(NotFound):
+        rig.store.read(restore.check_snapshots, rig.kernel(ada))
+
+
+def test_rows_that_cannot_be_read_park_the_world(rig: Rig) -> None:
+    ada, bob = deposits(rig, 1), deposits(rig, 1, "bob")
+    rig.store.transact(inbox.put, rig.subject(ada), None, b"junk")
+    rig.run()
+    assert rig.blocker(ada) == StoreCorrupt.code
+    assert bob.state().balance == 1
+
+
+# -- checking a journal against its snapshots ----------------------------------------------------
+
+
+def checked(rig: Rig, ada: hf.WorldHandle[bank.Account], since: int = 0) -> int:
+    return rig.store.read(
+        lambda txn: restore.check_snapshots(txn, rig.kernel_in(txn, ada), since=since)
+    )
+
+
+def test_a_journal_is_checked_against_every_snapshot_from_the_first_entry(rig: Rig) -> None:
+    ada = deposits(rig, 25)
+    rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
+    assert checked(rig, ada) == 25
+    assert checked(rig, ada, since=12) == 15
+
+
+def test_a_cut_off_journal_is_checked_from_the_snapshot_that_it_goes_on_from(rig: Rig) -> None:
+    ada = deposits(rig, 25)
+    rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
+    while rig.store.transact(journal.truncate, rig.subject(ada), 100):
+        pass
+    assert checked(rig, ada) == 5
+
+
+def test_a_snapshot_that_holds_another_state_is_found_with_its_height(rig: Rig) -> None:
+    ada = deposits(rig, 25)
+    rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=5)))
+    rig.store.transact(_drop_snapshots, rig.subject(ada))
+    wrong = rig.kernel(ada).program.dump(bank.Account(balance=1))
+    rig.store.transact(snapshot.save, rig.subject(ada), 10, wrong)
+    with pytest.raises(ReplayDiverged) as raised:
+        checked(rig, ada)
+    assert (raised.value.height, raised.value.what) == (10, "state")
+
+
+# -- code that does not repeat its journal -------------------------------------------------------
+
+
+def doubling() -> hf.App:
+    class Account(hf.World):
+        balance: int = 0
+        rate: float = 0.0
+        notes: list[str] = msgspec.field(default_factory=list)
+        receipts: list[str] = msgspec.field(default_factory=list)
+
+        @hf.on(bank.Deposited)
+        def deposited(self, event: bank.Deposited, cx: hf.Context) -> None:
+            self.balance += 2 * event.amount if event.amount == 3 else event.amount
+            cx.reply(self.balance)
+
+    return hf.App("bank", worlds=[Account])
+
+
+@pytest.fixture
+def diverged(rig: Rig) -> Diverged:
+    ada = deposits(rig, 5)
+    rig.run()
+    rig.expire()
+    ada.send(bank.Deposited(1))
+    rig.run(rig.worker("A", "2", app=doubling()))
+    return rig, ada
+
+
+def test_code_that_does_not_repeat_the_journal_parks_the_world_and_names_the_height(
+    diverged: Diverged,
+) -> None:
+    rig, ada = diverged
+    record = rig.record(ada)
+    assert record.status.value == "parked"
+    assert record.blocker is not None
+    assert (record.blocker.code, record.blocker.height) == ("replay_diverged", 3)
+    assert record.blocker.since_ns > 0
+    assert ada.height() == 5
+
+
+def test_a_parked_world_is_not_tried_again_and_again(diverged: Diverged) -> None:
+    rig, _ = diverged
+    worker = rig.run(rig.worker("A", "3", app=doubling()))
+    before = rig.rows()
+    rig.backend.arm({})
+    for _ in range(5):
+        assert not worker.tick()
+    assert rig.backend.commits == 0
+    assert rig.rows() == before
+    assert worker.hosted == []
+
+
+def test_a_parked_world_takes_messages_and_goes_on_when_the_code_is_back(
+    diverged: Diverged,
+) -> None:
+    rig, ada = diverged
+    worker = rig.run(rig.worker("A", "3"))
+    ada.send(bank.Deposited(10))
+    rig.run(worker)
+    assert ada.height() == 5
+    ada.resume()
+    rig.run(worker)
+    assert ada.state().balance == 26
+    assert rig.record(ada).blocker is None
+
+
+def test_resuming_with_the_wrong_code_parks_it_again(diverged: Diverged) -> None:
+    rig, ada = diverged
+    worker = rig.run(rig.worker("A", "3", app=doubling()))
+    for _ in range(3):
+        ada.resume()
+        rig.run(worker)
+        assert rig.blocker(ada) == "replay_diverged"
+
+
+def test_a_worker_that_lost_the_world_does_not_park_it(rig: Rig) -> None:
+    """A zombie with the wrong code, or an old state, finds a divergence that is its own."""
+    ada = deposits(rig, 5)
+    zombie = rig.worker("A", "1", app=doubling())
+    zombie.tick()
+    assert zombie.hosted
+    rig.expire()
+    rig.assign(ada, "B")
+    ada.send(bank.Deposited(1))
+    zombie._park(rig.id(ada), Invalid(what="test"))
+    assert rig.record(ada).status.value == "active"
