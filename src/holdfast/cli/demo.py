@@ -1,4 +1,4 @@
-"""`holdfast demo`: a thousand orders, two workers, and somebody who kills things.
+"""`holdfast demo`: orders, then worlds, two workers each, and somebody who kills things.
 
 It runs the real store, queue, lease and runner in real processes, SIGKILLs a worker and then the
 store's writer in the middle of it, and checks at the end that what it says is so. It exits with 1 if
@@ -18,6 +18,8 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
 
+from holdfast.cli import demo_worlds
+from holdfast.cli.demo_bank import app
 from holdfast.cli.demo_crew import Crew, Worker
 from holdfast.cli.demo_jobs import QUEUE, TIMERS, Order, charges, found_again, reminders
 from holdfast.cli.output import emit, table
@@ -117,6 +119,7 @@ class Demo:
             self._audit(store, poison)
             writers.append(writer_pid(self.path))
             self._claim("writers of the store: two killed, and a third", len(set(writers)), 3)
+        demo_worlds.play(self.path, self.story.tell, self._claim, self.story.progress)
         return {
             "store": str(self.path),
             "orders": ORDERS,
@@ -330,5 +333,6 @@ def _further(outcome: dict[str, Any]) -> list[str]:
         f"holdfast store info --store {path}",
         f"holdfast dead list {QUEUE} --store {path}",
         f"holdfast dead show {QUEUE} {outcome['poison_seq']} --store {path}",
+        f"holdfast worlds list --universe {app.universe} --store {path}",
         f"rm -r {path}",
     ]
