@@ -28,11 +28,8 @@ def test_the_demo_holds_what_it_claims(tmp_path: Path, run: Run) -> None:
     letter = run("dead", "show", "orders", outcome["poison_seq"], "--store", path, "--json")
     assert "-1 cents" in letter.document["error"]
     counts = run("store", "info", "--store", path, "--json").document["queues"]
-    assert {key: counts[0][key] for key in ("queue", "done", "dead")} == {
-        "queue": "orders",
-        "done": 1000,
-        "dead": 1,
-    }
+    [orders] = [one for one in counts if one["queue"] == "orders"]
+    assert (orders["done"], orders["dead"]) == (1000, 1)
 
 
 def test_the_demo_keeps_away_from_a_store_that_is_there(
