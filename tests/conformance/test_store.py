@@ -400,6 +400,15 @@ def test_submitted_transactions_answer_by_result_and_by_await(store: Store) -> N
     assert sorted(asyncio.run(many())) == list(range(21, 41))
 
 
+def test_what_is_submitted_together_is_answered_each_for_itself(store: Store) -> None:
+    with store.together():
+        futures = [store.submit(lambda txn: txn.append(("log",), b"x")) for _ in range(40)]
+        refused = store.submit(probe.refuse, "x")
+    assert sorted(future.result(30) for future in futures) == list(range(1, 41))
+    with pytest.raises(NotFound):
+        refused.result(30)
+
+
 def test_a_submitted_transaction_is_run_again_on_conflict(store: Store) -> None:
     def increment(txn: Txn) -> None:
         txn.put(("n",), b"%d" % (int(txn.get(("n",)) or b"0") + 1))

@@ -287,10 +287,11 @@ class WorldWorker(Role):
 
     def _commit(self, cycles: list[tuple[str, Cycle]]) -> bool:
         """All cycles under way at once, so that they share a commit; each fails alone."""
-        under_way: list[tuple[str, Cycle, Future[Any]]] = [
-            (world_id, cycle, self.store.submit(self._hosted[world_id].host.commit, cycle))
-            for world_id, cycle in cycles
-        ]
+        with self.store.together():
+            under_way: list[tuple[str, Cycle, Future[Any]]] = [
+                (world_id, cycle, self.store.submit(self._hosted[world_id].host.commit, cycle))
+                for world_id, cycle in cycles
+            ]
         now_ns = self.store.now_ns()
         trouble: HoldfastError | None = None
         for world_id, cycle, future in under_way:

@@ -19,7 +19,7 @@ import socket
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.clock import SYSTEM, S
@@ -92,6 +92,8 @@ class Link:
         self._ended: HoldfastError | None = None
         # The writer is gone and the reader has not found another yet: nothing is sent meanwhile.
         self._broken = False
+        # How many threads are inside `together`.
+        self._held = 0
         self._identity: tuple[str, int] | None = None
         self._connect()
 
@@ -128,11 +130,22 @@ class Link:
             self._receiver.start()
         self._post(Call(request, callback))
 
+    @contextlib.contextmanager
+    def together(self) -> Iterator[None]:
+        """What is posted inside goes out by the handful, not one by one."""
+        self._held += 1
+        try:
+            yield
+        finally:
+            self._held -= 1
+            self._flush()
+
     def _post(self, call: Call) -> None:
         self.check()
         self._pending[call.request.no] = call
         self._outbox.append(call)
-        if not self._answered or len(self._outbox) >= _CROWD:
+        waits = bool(self._answered) if call.callback is None else self._held > 0
+        if not waits or len(self._outbox) >= _CROWD:
             self._flush()
 
     def check(self) -> None:

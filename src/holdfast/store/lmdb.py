@@ -12,6 +12,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,9 @@ class LmdbStore:
         future = Submitted()
         self._submit(future, fn, args, kwargs, TRANSACT_TRIES_MAX)
         return future
+
+    def together(self) -> AbstractContextManager[None]:
+        return self._link.together()
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from holdfast.clock import Clock, S
@@ -69,6 +70,9 @@ class LocalStore:
         except Exception as error:
             Completions().complete(future, error=error)
         return future
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         topics = topics_of(topic)

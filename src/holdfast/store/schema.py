@@ -22,8 +22,8 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <world> "cursor"                             last consumed seq (8 bytes)
     8  queue        <q> "i" <seq>                                items: payload, counts, claim
                     <q> "r" <-priority> <turn> <seq>             ready, in order
-                    <q> "g" <group>                              the turn of a group's last item
-                    <q> "turn"                                   the turn that the queue is at
+                    <q> "g" <priority> <group>                   the turn of a group's last item
+                    <q> "turn" <priority>                        the turn that the queue is at
                     <q> "d" <not_before_ns> <seq>                waiting for a time
                     <q> "x" <expires_ns> <seq>                   claims by expiry
                     <q> "o" <owner> <seq>                        claims by owner
