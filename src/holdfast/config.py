@@ -51,16 +51,20 @@ TRANSACT_TRIES_FREE = 3
 TRANSACT_TRIES_MAX = 64
 # A transaction that this many writers in a row died on is not sent to yet another one.
 RESENDS_MAX = 10
+# After a take-over, transactions are sent again by so many at a time.
+RESENT_TOGETHER = 64
 # The writer answers a lost reply from the outcomes of this many last commits, or transactions.
 OUTCOMES_KEPT = 8192
-OUTCOME_ANSWERS_MAX = 100_000
+OUTCOME_ANSWERS_MAX = 50_000
 # An answer larger than this is not kept: if it gets lost, its outcome is unknown.
-OUTCOME_BYTES_MAX = 16 * 1024
+OUTCOME_BYTES_MAX = 1024
 # Snapshots are validated against this many recent commits, or keys, whichever is less.
 RING_COMMITS_MAX = 4096
 RING_KEYS_MAX = 200_000
 # One durable commit holds this many transactions at most, so that none waits long for its answer.
 COMMIT_TXNS_MAX = 2048
+# ... and about this many rows, so that a batch of large ones does not take for ever.
+COMMIT_ROWS_MAX = 50_000
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 TOPICS_MAX = 100_000
 SCAN_PAGE = 1000

@@ -5,7 +5,8 @@ from __future__ import annotations
 from holdfast.config import BATCH_MAX, NAME_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid
 
-_TIME_NS_MAX = (1 << 63) - 1 - TTL_NS_MAX
+# The latest time that can be named: a claim on top of it must still fit.
+TIME_NS_MAX = (1 << 63) - 1 - TTL_NS_MAX
 
 
 def check_name(what: str, name: str) -> None:
@@ -26,5 +27,5 @@ def check_ttl(ttl_ns: int) -> None:
 
 
 def check_time(what: str, time_ns: int) -> None:
-    if not 0 <= time_ns <= _TIME_NS_MAX:
-        raise Invalid(what=what, why="out of bounds", found=time_ns, min=0, max=_TIME_NS_MAX)
+    if not 0 <= time_ns <= TIME_NS_MAX:
+        raise Invalid(what=what, why="out of bounds", found=time_ns, min=0, max=TIME_NS_MAX)

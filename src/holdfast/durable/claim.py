@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast.codec import Record
@@ -32,9 +33,10 @@ from holdfast.durable.item import (
     pack,
     pack_int,
 )
-from holdfast.errors import ClaimLost, Invalid
+from holdfast.errors import ClaimLost, HoldfastError, Invalid
 from holdfast.store import blobs
 from holdfast.store.api import Txn, operation, resolve
+from holdfast.store.txn import attempt
 
 DONE = State.DONE.value
 LOST = "lost"
@@ -116,8 +118,8 @@ def settle(
 ) -> list[str]:
     """The end of a batch, each claim judged alone: done, ready, delayed, dead or lost, in order.
 
-    `then` names what else is committed with an ack, by its index: such an operation must not raise,
-    for it would take the whole batch with it.
+    `then` names what else is committed with an ack, by its index. If it cannot be done, the item
+    has failed, for a reason of its own: the rest of the batch goes on.
     """
     check_limit(len(acks) + len(fails), "claims")
     check_budget(budget)
@@ -134,12 +136,15 @@ def settle(
         if item is None:
             ends.append(LOST)
             continue
+        refused = _join(txn, joined.get(index, ()))
+        if refused is not None:
+            failure = Failure(token, refused.code, str(refused), refused.retryable)
+            end = _fail(txn, keys, item, packed_seq, failure, budget, tallies[token.queue])
+            ends.append(end.value)
+            continue
         _finish(txn, keys, item, packed_seq)
         acked[token.queue] += 1
         ends.append(DONE)
-        for one in joined.get(index, ()):
-            joins = resolve(one.operation)
-            joins.fn(txn, *joins.decode_args(one.args))
     for queue, n in acked.items():
         tallies[queue].move(State.CLAIMED, Event.ACK, n)
     for failure in fails:
@@ -156,6 +161,20 @@ def settle(
     for queue, tally in tallies.items():
         tally.save(txn, keys_of(queue))
     return ends
+
+
+def _join(txn: Txn, then: Sequence[Then]) -> HoldfastError | None:
+    for one in then:
+        try:
+            joins = resolve(one.operation)
+            raised = attempt(txn, joins, *joins.decode_args(one.args))
+        except (HoldfastError, msgspec.MsgspecError) as error:
+            raised = error
+        if raised is not None:
+            if isinstance(raised, HoldfastError):
+                return raised
+            return Invalid(what="joined operation", name=one.operation, why=repr(raised))
+    return None
 
 
 @operation

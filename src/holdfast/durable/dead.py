@@ -10,15 +10,18 @@ whether the item failed, expired or was buried. So whoever must hear of a death 
 
 from __future__ import annotations
 
+import contextlib
+
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import ERROR_CODE_CHARS_MAX, ERROR_TEXT_CHARS_MAX
 from holdfast.durable import item as items
 from holdfast.durable.bounds import check_limit, check_time
 from holdfast.durable.item import Item, Keys, State, Tally, keys_of, pack, pack_int, seq_of
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn, operation, resolve
+from holdfast.store.txn import attempt
 
 
 class Dead(Record, frozen=True):
@@ -116,7 +119,9 @@ def inter(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error:
     txn.delete(keys.items + packed_seq)
     letter = _keep(txn, keys, packed_seq, item, code, error)
     if letter.will:
-        resolve(letter.will).fn(txn, letter)
+        # A will that cannot be executed must not keep the item from being buried.
+        with contextlib.suppress(HoldfastError):
+            attempt(txn, resolve(letter.will), letter)
 
 
 def _keep(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error: str) -> Dead:

@@ -11,7 +11,7 @@ a time: `Tally.move` is one step for n items. The values of the index rows are t
 that a row found by an index leads to all others of its item by concatenation, without parsing.
 
 Items may belong to groups, and groups take turns: an item's turn is one after that of the group's
-item before it, and not before the turn that the queue is at. So a group with a hundred thousand
+item before it, and not before the turn that the queue is at, each priority by itself. So a group with a hundred thousand
 items delays another's single one by a handful, and the index order alone is the schedule.
 """
 
@@ -203,7 +203,7 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
     put, items = txn.put, keys.items
     for seq, (payload, blob, priority, redrive_of, group, will) in zip(seqs, bodies, strict=True):
         packed_seq = pack_int(seq)
-        turn = next_turn(txn, keys, group) if group else 0
+        turn = next_turn(txn, keys, priority, group) if group else 0
         item = Item(
             payload,
             blob,
@@ -227,24 +227,32 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
     return seqs
 
 
-def next_turn(txn: Txn, keys: Keys, group: str) -> int:
-    """The turn of a group's next item."""
-    key = keys.groups + tuples.pack((group,))
-    turn = max(txn.count(key), txn.count(keys.turn)) + 1
+def next_turn(txn: Txn, keys: Keys, priority: int, group: str) -> int:
+    """The turn of a group's next item, among those of its priority."""
+    key = keys.groups + tuples.pack((priority, group))
+    turn = max(txn.count(key), txn.count(keys.turn + pack_int(priority))) + 1
     txn.put(key, schema.int_bytes(turn))
     return turn
 
 
 def take_turns(txn: Txn, keys: Keys, taken: Sequence[Item]) -> None:
     """The queue is at the turn of what was taken; a group's last item ends its record."""
-    last = max((item.turn for item in taken), default=0)
-    if last > txn.count(keys.turn):
-        txn.put(keys.turn, schema.int_bytes(last))
+    reached: dict[int, int] = {}
     for item in taken:
-        if item.group:
-            key = keys.groups + tuples.pack((item.group,))
-            if txn.count(key) == item.turn:
-                txn.delete(key)
+        reached[item.priority] = max(item.turn, reached.get(item.priority, 0))
+        end_turns(txn, keys, item)
+    for priority, turn in reached.items():
+        key = keys.turn + pack_int(priority)
+        if turn > txn.count(key):
+            txn.put(key, schema.int_bytes(turn))
+
+
+def end_turns(txn: Txn, keys: Keys, item: Item) -> None:
+    """Forget a group's turn with the last of its items."""
+    if item.group:
+        key = keys.groups + tuples.pack((item.priority, item.group))
+        if txn.count(key) == item.turn:
+            txn.delete(key)
 
 
 def place(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:

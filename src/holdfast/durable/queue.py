@@ -168,6 +168,7 @@ def withdraw(txn: Txn, queue: str, seq: int) -> bool:
         txn.delete(keys.delayed + pack_int(item.not_before_ns) + packed_seq)
         tally.move(State.DELAYED, Event.WITHDRAW)
     txn.delete(keys.items + packed_seq)
+    items.end_turns(txn, keys, item)
     if item.blob:
         blobs.release(txn, item.blob)
     tally.save(txn, keys)

@@ -14,7 +14,7 @@ answer gets it from whoever is the writer then.
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -128,6 +128,8 @@ class Engine:
         self._last_ns = 0
         self._outcomes: dict[tuple[bytes, int], Answer] = {}
         self._outcome_ring: deque[tuple[int, list[tuple[bytes, int]]]] = deque()
+        # Rows of outcomes that are forgotten; the next commit removes them.
+        self._stale_rows: list[bytes] = []
         # What was committed after this backend id, and only that, can be looked up.
         self._forgotten_id = 0
         self._ring: deque[_Written] = deque()
@@ -153,8 +155,16 @@ class Engine:
         answers = self._try(requests)
         if answers is None:
             # A request broke the batch in a way it should not. One by one, only that one fails.
-            answers = [answer for request in requests for answer in self._try([request]) or ()]
+            answers = [self._try_alone(request) for request in requests]
         return answers
+
+    def _try_alone(self, request: Request) -> Answer:
+        """One of a broken batch. Those before it are durable, so its failure is its own."""
+        try:
+            [answer] = self._try([request]) or [Answer(request.no)]
+        except StoreError as error:
+            answer = Answer(request.no, to_wire(error))
+        return answer
 
     def _try(self, requests: Sequence[Request]) -> list[Answer] | None:
         now_ns = self._last_ns = max(self.now_ns(), self._last_ns + 1)
@@ -187,8 +197,8 @@ class Engine:
                 return answers
             topics.update(written.topics)
             row = codec.pack([commit_no, txn.id, now_ns, [client for client, _ in done], kept])
-            slot = schema.OUTCOME + tuples.pack_int(commit_no % OUTCOMES_KEPT)
-            _write(txn, [(slot, row)], [])
+            slot = _outcome_key(commit_no)
+            _write(txn, [(slot, row)], [key for key in self._stale_rows if key != slot])
         except Exception as error:
             txn.abort()
             if isinstance(error, _Unwritable) and isinstance(error.error, StoreError):
@@ -200,6 +210,7 @@ class Engine:
             )
             return [Answer(requests[0].no, to_wire(refused))]
         txn.commit()
+        self._stale_rows = []
         self.commit_no = commit_no
         self._remember(written, done, kept, topics)
         return answers
@@ -219,8 +230,8 @@ class Engine:
         if request.calls or request.appends or request.adds:
             return self._execute(txn, request, written, now_ns, commit_no)
         _write(txn, request.puts.items(), request.deletes)
-        written.keys.update(request.puts)
-        written.keys.update(request.deletes)
+        written.add(request.puts)
+        written.add(request.deletes)
         return Answer(request.no, None, commit_no)
 
     def _execute(
@@ -245,7 +256,7 @@ class Engine:
             [(key, value) for key, value in apply.writes.items() if value is not None],
             [key for key, value in apply.writes.items() if value is None],
         )
-        written.keys.update(apply.writes)
+        written.add(apply.writes)
         written.topics.update(apply.topics)
         return Answer(request.no, None, commit_no, seqs, results)
 
@@ -283,6 +294,8 @@ class Engine:
             len(self._outcomes) > OUTCOME_ANSWERS_MAX and len(self._outcome_ring) > 1
         ):
             self._forgotten_id, forgotten = self._outcome_ring.popleft()
+            oldest = self.commit_no - len(self._outcome_ring)
+            self._stale_rows.append(_outcome_key(oldest))
             for name in forgotten:
                 self._outcomes.pop(name, None)
         self.rung |= topics
@@ -352,6 +365,10 @@ class Engine:
             self._forgotten_id = heads[-1][0][1] - 1
 
 
+def _outcome_key(commit_no: int) -> bytes:
+    return schema.OUTCOME + tuples.pack_int(commit_no % OUTCOMES_KEPT)
+
+
 def _keepable(answer: Answer) -> Answer:
     """What a lost answer is replaced by: itself, unless that would take too much room."""
     if sum(len(bytes(result)) for result in answer.results) <= OUTCOME_BYTES_MAX:
@@ -382,23 +399,37 @@ def _write(txn: WriteTxn, puts: Iterable[Row], deletes: Iterable[bytes]) -> None
 class _Written:
     """The keys of one commit, to validate later readers against."""
 
-    __slots__ = ("_sorted", "id", "keys", "topics")
+    __slots__ = ("_fresh", "_sorted", "id", "keys", "topics")
 
     def __init__(self, id: int) -> None:
         self.id = id
         self.keys: set[bytes] = set()
         self.topics: set[str] = set()
+        # In order, for ranges; filled when the first range is looked at.
         self._sorted: list[bytes] = []
+        self._fresh: list[bytes] = []
+
+    def add(self, keys: Iterable[bytes]) -> None:
+        self.keys.update(keys)
+        self._fresh.extend(keys)
 
     def check(self, reads: list[bytes], ranges: list[tuple[bytes, bytes]]) -> None:
         if not self.keys.isdisjoint(reads):
             raise Conflict(why="a key that was read has changed")
         for lo, hi in ranges:
-            if len(self._sorted) != len(self.keys):
-                self._sorted = sorted(self.keys)
+            self._sort()
             at = bisect_left(self._sorted, lo)
             if at < len(self._sorted) and self._sorted[at] < hi:
                 raise Conflict(why="a range that was read has changed")
+
+    def _sort(self) -> None:
+        if len(self._fresh) > _SORT_ANEW:
+            self._sorted += self._fresh
+            self._sorted.sort()
+        else:
+            for key in self._fresh:
+                insort(self._sorted, key)
+        self._fresh.clear()
 
 
 def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: bool) -> None:
@@ -416,5 +447,7 @@ def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: b
         raise SchemaMismatch(found=list(version), expected=list(expected))
 
 
+# Above this many new keys it is cheaper to sort all than to insert each.
+_SORT_ANEW = 64
 _OUTCOME_HEAD = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw, msgspec.Raw])
 _OUTCOME_ROW = msgspec.msgpack.Decoder(tuple[int, int, int, list[bytes], list[Answer]])

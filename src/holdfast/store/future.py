@@ -6,6 +6,7 @@ its tasks that an arriving frame answers, not once for each.
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING, Any
@@ -17,23 +18,27 @@ if TYPE_CHECKING:
 
 
 class Submitted:
-    __slots__ = ("_callbacks", "_done", "_error", "_event", "_value", "_waiters")
+    __slots__ = ("_done", "_error", "_event", "_nudge", "_value", "_waiters")
 
-    def __init__(self) -> None:
+    def __init__(self, nudge: Callable[[], None] | None = None) -> None:
+        """`nudge` makes sure that what is waited for is under way."""
+        self._nudge = nudge
         self._done = False
         self._value: Any = None
         self._error: BaseException | None = None
         self._event: threading.Event | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
-        self._callbacks: list[Callable[[Submitted], None]] = []
 
     def done(self) -> bool:
         return self._done
 
     def result(self, timeout: float | None = None) -> Any:
         if not self._done:
-            if self._event is None:
-                self._event = threading.Event()
+            with _making_events:
+                if self._event is None:
+                    self._event = threading.Event()
+            if self._nudge is not None:
+                self._nudge()
             # Looked at after the event is in place: the completer looks in the other order.
             if not self._done and not self._event.wait(timeout):
                 raise Timeout(waited_s=timeout)
@@ -49,11 +54,6 @@ class Submitted:
                 raise
         return self._error
 
-    def add_done_callback(self, callback: Callable[[Submitted], None]) -> None:
-        self._callbacks.append(callback)
-        if self._done:
-            self._call_back()
-
     def __await__(self) -> Generator[Any, None, Any]:
         if not self._done:
             import asyncio
@@ -61,13 +61,11 @@ class Submitted:
             loop = asyncio.get_running_loop()
             waiter: asyncio.Future[None] = loop.create_future()
             self._waiters.append((loop, waiter))
+            if self._nudge is not None:
+                self._nudge()
             if not self._done:
                 yield from waiter
         return self.result()
-
-    def _call_back(self) -> None:
-        while self._callbacks:
-            self._callbacks.pop()(self)
 
 
 class Completions:
@@ -85,8 +83,6 @@ class Completions:
             future._event.set()
         for loop, waiter in future._waiters:
             self._wakes.setdefault(loop, []).append(waiter)
-        if future._callbacks:
-            future._call_back()
 
     def wake(self) -> None:
         """Wake the event loops. Call it once, after the last `complete`."""
@@ -100,7 +96,40 @@ class Completions:
                 continue  # the loop was closed: nobody waits there any more
 
 
+def complete(future: Submitted, value: Any = None, error: BaseException | None = None) -> None:
+    """Complete one future alone."""
+    alone = Completions()
+    alone.complete(future, value, error)
+    alone.wake()
+
+
+class Aside:
+    """A thread for the user's code that must not run where answers are read."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._starting = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def run(self, job: Callable[[], None]) -> None:
+        """Do this later, elsewhere. The job itself says how it ended."""
+        with self._starting:
+            if self._thread is None:
+                self._thread = threading.Thread(
+                    target=self._work, name="holdfast-aside", daemon=True
+                )
+                self._thread.start()
+        self._jobs.put(job)
+
+    def _work(self) -> None:
+        while True:
+            self._jobs.get()()
+
+
 def _resume(waiters: list[asyncio.Future[None]]) -> None:
     for waiter in waiters:
         if not waiter.done():
             waiter.set_result(None)
+
+
+_making_events = threading.Lock()

@@ -23,13 +23,14 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from holdfast.clock import SYSTEM, S
-from holdfast.config import FRAME_BYTES_MAX, RESENDS_MAX, WriterLimits
+from holdfast.config import FRAME_BYTES_MAX, RESENDS_MAX, RESENT_TOGETHER, WriterLimits
 from holdfast.errors import (
     CommitUnknown,
     HoldfastError,
     Invalid,
     StoreClosed,
     StoreReplaced,
+    WriterLost,
     from_wire,
     to_wire,
 )
@@ -49,6 +50,10 @@ _RECV_BYTES = 1 << 18
 _LOOK_S = 0.25
 # While answered threads are still being woken, this many transactions wait to be sent together.
 _CROWD = 16
+
+
+def _ignore(answer: Answer) -> None:
+    """The callback of a call whose caller went away."""
 
 
 class Call:
@@ -92,8 +97,9 @@ class Link:
         self._ended: HoldfastError | None = None
         # The writer is gone and the reader has not found another yet: nothing is sent meanwhile.
         self._broken = False
-        # How many threads are inside `together`.
-        self._held = 0
+        self._heard_ns = 0
+        # Per thread: how deep it is inside `together`.
+        self._holding = threading.local()
         self._identity: tuple[str, int] | None = None
         self._connect()
 
@@ -118,12 +124,21 @@ class Link:
                 else:
                     call.lock.acquire()
         finally:
+            if call.answer is None:
+                self._abandon(call)
             self._wake_next()
         return call.answer
 
+    def _abandon(self, call: Call) -> None:
+        """Its thread leaves without an answer (an interrupt): nobody waits for this one any more."""
+        call.callback = _ignore
+        with contextlib.suppress(ValueError):
+            self._answered.remove(call)
+        self._pass_on()
+
     def post(self, request: Request, callback: Callable[[Answer], None]) -> None:
         """Send a transaction; the callback gets its answer, in the receiver's thread."""
-        if self._receiver is None:
+        if self._receiver is None or not self._receiver.is_alive():
             self._receiver = threading.Thread(
                 target=self._receive_forever, name="holdfast-receiver", daemon=True
             )
@@ -133,27 +148,32 @@ class Link:
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
         """What is posted inside goes out by the handful, not one by one."""
-        self._held += 1
+        held = self._holding
+        held.depth = getattr(held, "depth", 0) + 1
         try:
             yield
         finally:
-            self._held -= 1
-            self._flush()
+            held.depth -= 1
+            self.flush()
 
     def _post(self, call: Call) -> None:
         self.check()
         self._pending[call.request.no] = call
         self._outbox.append(call)
-        waits = bool(self._answered) if call.callback is None else self._held > 0
+        if call.callback is None:
+            waits = bool(self._answered)
+        else:
+            waits = getattr(self._holding, "depth", 0) > 0
         if not waits or len(self._outbox) >= _CROWD:
-            self._flush()
+            self.flush()
 
     def check(self) -> None:
         """Raise what has ended this connection for good, if anything has."""
         if self._ended is not None:
             raise self._ended
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Send what waits to be sent, unless somebody is at it."""
         while self._outbox and not self._broken:
             if not self._sending.acquire(False):
                 return  # whoever sends now looks again before it leaves
@@ -241,6 +261,7 @@ class Link:
         if not data:
             self._reconnect()
             return
+        self._heard_ns = SYSTEM.mono_ns()
         for body in self._frames.feed(data):
             message = decode_to_client(body)
             for answer in message.answers:
@@ -273,7 +294,7 @@ class Link:
             self._answered.popleft().wake()
         except IndexError:
             if self._outbox:
-                self._flush()
+                self.flush()
 
     def _pass_on(self) -> None:
         """Make somebody who still waits the next reader."""
@@ -289,7 +310,11 @@ class Link:
     def _receive_forever(self) -> None:
         with self._reading:
             while self._ended is None:
-                self._read(None)
+                try:
+                    self._read(None)
+                except Exception as error:
+                    # Whatever it is, those who wait are told, and the next answer is read.
+                    self._fail_all(WriterLost(path=str(self._path), why=repr(error)))
 
     # -- topics --------------------------------------------------------------------------------
 
@@ -299,7 +324,7 @@ class Link:
             self._watched.update(fresh)
             with self._sending:
                 self._send(frame(encode([[], fresh])))
-            self._flush()
+            self.flush()
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
         while True:
             last = self._heard(topics)
@@ -378,8 +403,11 @@ class Link:
                 call.resends += 1
                 call.sent_ns = now_ns
             self._give_up([call for call in again if call.resends > RESENDS_MAX])
-            self._send_calls([call for call in again if call.answer is None], list(self._watched))
-        self._flush()
+            again = [call for call in again if call.answer is None]
+            self._send_calls([], list(self._watched))
+            for at in range(0, len(again), RESENT_TOGETHER):
+                self._send_calls(again[at : at + RESENT_TOGETHER])
+        self.flush()
 
     def _give_up(self, calls: list[Call]) -> None:
         """One writer after the other died before it answered: perhaps of this very transaction."""
@@ -417,6 +445,7 @@ class Link:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, look)
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._heard_ns = SYSTEM.mono_ns()
         self.welcome = welcome
 
     def _replace_if_stuck(self) -> None:
@@ -426,7 +455,8 @@ class Link:
         )
         if not oldest:
             return
-        owed_ns = SYSTEM.mono_ns() - oldest
+        # A writer that answers others is busy, not stuck.
+        owed_ns = SYSTEM.mono_ns() - max(oldest, self._heard_ns)
         stopped = owed_ns > self._limits.stopped_s * S and is_stopped(self._pid)
         if stopped or owed_ns > self._limits.hung_s * S:
             kill_exactly(self._pid, self._born)

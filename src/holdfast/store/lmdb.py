@@ -22,7 +22,6 @@ from holdfast.clock import SYSTEM
 from holdfast.config import TRANSACT_TRIES_FREE, TRANSACT_TRIES_MAX, WriterLimits
 from holdfast.errors import (
     Conflict,
-    HoldfastError,
     NotFound,
     StoreClosed,
     StoreForked,
@@ -31,7 +30,7 @@ from holdfast.errors import (
 from holdfast.store import backup as backups
 from holdfast.store.api import settled
 from holdfast.store.engine import Answer
-from holdfast.store.future import Submitted
+from holdfast.store.future import Aside, Submitted, complete
 from holdfast.store.link import Link
 from holdfast.store.local import refuse_writes, topics_of
 from holdfast.store.rows import LmdbBackend, prepare, storage_error
@@ -63,6 +62,7 @@ class LmdbStore:
         self._snapshot = self._backend.snapshot
         self._last_ns = 0
         self._contended = threading.RLock()
+        self._aside = Aside()
         _stores.add(self)
 
     @property
@@ -104,7 +104,7 @@ class LmdbStore:
         return result
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
-        future = Submitted()
+        future = Submitted(self._link.flush)
         self._submit(future, fn, args, kwargs, TRANSACT_TRIES_MAX)
         return future
 
@@ -148,6 +148,7 @@ class LmdbStore:
             )
             return txn, fn(txn, *args, **kwargs)
         except lmdb.Error as error:
+            self._check()  # closed meanwhile, by another thread
             raise storage_error(error, self.path) from None
         finally:
             snapshot.close()
@@ -164,25 +165,39 @@ class LmdbStore:
         try:
             txn, result = self._run(fn, args, kwargs)
             if not txn.writing:
-                completions.complete(future, settled(result))
+                complete(future, settled(result))
                 return
             request = request_of(txn, self._link.next_no(), self._link.client)
         except Exception as error:
-            completions.complete(future, error=error)
+            complete(future, error=error)
             return
 
         def finish(answer: Answer) -> None:
+            """Runs where answers are read: nothing here may wait, and no user's code runs."""
             if answer.error is not None and answer.error[0] == Conflict.code and tries > 1:
-                self._submit(future, fn, args, kwargs, tries - 1)
+                self._aside.run(lambda: self._submit_again(future, fn, args, kwargs, tries - 1))
                 return
             try:
                 fill(txn, answer)
-            except HoldfastError as error:
+            except Exception as error:
                 completions.complete(future, error=error)
             else:
                 completions.complete(future, settled(result))
 
         self._link.post(request, finish)
+
+    def _submit_again(
+        self,
+        future: Submitted,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        tries: int,
+    ) -> None:
+        try:
+            self._submit(future, fn, args, kwargs, tries)
+        except BaseException as error:
+            complete(future, error=error)
 
 
 # LMDB forbids a process to open an environment twice, so stores of one directory share it.

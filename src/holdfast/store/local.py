@@ -16,7 +16,7 @@ from holdfast.config import TRANSACT_TRIES_MAX
 from holdfast.errors import Conflict, Invalid, StoreClosed
 from holdfast.store.api import settled
 from holdfast.store.engine import Backend, Engine
-from holdfast.store.future import Completions, Submitted
+from holdfast.store.future import Submitted, complete
 from holdfast.store.txn import ClientTxn
 from holdfast.store.wire import fill, request_of
 
@@ -66,9 +66,9 @@ class LocalStore:
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
         future = Submitted()
         try:
-            Completions().complete(future, self.transact(fn, *args, **kwargs))
+            complete(future, self.transact(fn, *args, **kwargs))
         except Exception as error:
-            Completions().complete(future, error=error)
+            complete(future, error=error)
         return future
 
     def together(self) -> AbstractContextManager[None]:

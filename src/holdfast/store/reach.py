@@ -101,7 +101,8 @@ def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
     source = str(Path(__file__).resolve().parents[2])
     log = _log_file(path)
     child = subprocess.Popen(
-        [sys.executable, "-c", _BOOT, source, msgspec.json.encode(arguments).decode()],
+        # -P: the current directory is not a place to import from.
+        [sys.executable, "-P", "-c", _BOOT, source, msgspec.json.encode(arguments).decode()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=log,

@@ -30,6 +30,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <q> "z" <seq>                                dead letters
                     <q> "t" <died_ns> <seq>                      the same, by time, for purging
                     <q> "n"                                      how many items are in each state
+                    <q> "rate"                                   until when its tokens are given away
     9  dedupe       <scope> "k" <key>                            what a key was used for
                     <scope> "t" <time_ns> <key>                  the same, by time, for collection
                     <scope> "floor"                              keys issued before it are forgotten

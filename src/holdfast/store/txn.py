@@ -200,6 +200,27 @@ class ApplyTxn(Overlay):
         return Pending[T]().fill(operation.fn(self, *args))
 
 
+def attempt(txn: Any, operation: Operation[Any, Any], *args: Any) -> Exception | None:
+    """Run an operation inside another's commit; if it raises, nothing of it stays.
+
+    For what joins a commit from outside (wills, joined operations): it must not be able to take the
+    commit with it.
+    """
+    inner = ApplyTxn(txn, now_ns=txn.now_ns, generation=txn.generation)
+    try:
+        operation.fn(inner, *args)
+    except Exception as error:
+        return error
+    for key, value in inner.writes.items():
+        if value is None:
+            txn.delete(key)
+        else:
+            txn.put(key, value)
+    for topic in inner.topics:
+        txn.notify(topic)
+    return None
+
+
 def _bad_key(key: bytes) -> Invalid:
     if not key:
         return Invalid(what="key", why="a key has a byte at least")

@@ -12,8 +12,10 @@ the error as JSON.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -26,8 +28,8 @@ import msgspec
 
 from holdfast import __version__
 from holdfast.clock import SYSTEM, S
-from holdfast.config import COMMIT_TXNS_MAX, WriterLimits
-from holdfast.errors import HoldfastError, Invalid, StoreFull, to_wire
+from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
+from holdfast.errors import Busy, HoldfastError, Invalid, StoreFull, to_wire
 from holdfast.store.engine import Answer, Engine, Request
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
 from holdfast.store.wire import (
@@ -82,6 +84,7 @@ class Writer:
         self._born_commit_no = engine.commit_no
         self._stopping = False
         self._listener = listen(path)
+        self._spare = os.open(os.devnull, os.O_RDONLY)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
 
     def stop(self, *_: object) -> None:
@@ -126,7 +129,8 @@ class Writer:
     # -- commit --------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        batch, self._work = self._work[:COMMIT_TXNS_MAX], self._work[COMMIT_TXNS_MAX:]
+        count = self._batch_size()
+        batch, self._work = self._work[:count], self._work[count:]
         touched: set[Connection] = set()
         try:
             answers = self._engine.commit([request for _, request in batch])
@@ -144,15 +148,38 @@ class Writer:
             if connection in self._connections:
                 self._reply(connection)
 
+    def _batch_size(self) -> int:
+        """How many of those that wait go into one commit: bounded in number and in rows."""
+        rows = 0
+        for count, (_, request) in enumerate(self._work[:COMMIT_TXNS_MAX], start=1):
+            rows += len(request.puts) + len(request.deletes) + len(request.appends)
+            # What an operation writes is not known before; its arguments tell the size.
+            rows += sum(8 + len(bytes(args)) // 64 for _, args in request.calls)
+            if rows > COMMIT_ROWS_MAX:
+                return count
+        return COMMIT_TXNS_MAX
+
     # -- connections ---------------------------------------------------------------------------
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             sock, _ = self._listener.accept()
-            sock.setblocking(False)
-            connection = Connection(sock)
-            self._connections.add(connection)
-            self._selector.register(sock, selectors.EVENT_READ, connection)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                self._turn_away()
+            return
+        sock.setblocking(False)
+        connection = Connection(sock)
+        self._connections.add(connection)
+        self._selector.register(sock, selectors.EVENT_READ, connection)
+
+    def _turn_away(self) -> None:
+        """No descriptor is left for another client: say so with the one kept for this."""
+        os.close(self._spare)
+        with contextlib.suppress(OSError), self._listener.accept()[0] as sock:
+            busy = Busy(what="writer", why="it has no more file descriptors for clients")
+            sock.sendall(frame(encode(self._welcome(to_wire(busy)))))
+        self._spare = os.open(os.devnull, os.O_RDONLY)
 
     def _receive(self, connection: Connection) -> None:
         try:
@@ -193,7 +220,11 @@ class Writer:
         if (hello.protocol, hello.version) != (PROTOCOL, __version__):
             error = to_wire(Invalid(what="version", running=__version__, yours=hello.version))
         connection.greeted = error is None
-        welcome = Welcome(
+        connection.out += frame(encode(self._welcome(error)))
+        self._send(connection)
+
+    def _welcome(self, error: list[Any] | None) -> Welcome:
+        return Welcome(
             self._engine.store_id,
             self._engine.generation,
             self._engine.commit_no,
@@ -203,8 +234,6 @@ class Writer:
             os.stat(self._path / "data.mdb").st_ino,
             error,
         )
-        connection.out += frame(encode(welcome))
-        self._send(connection)
 
     def _reply(self, connection: Connection) -> None:
         body = encode(ToClient(connection.answers, connection.topics))
@@ -331,6 +360,7 @@ def main(argv: list[str]) -> int:
     except HoldfastError as error:
         say("error " + msgspec.json.encode(to_wire(error)).decode())
         return 1
+    _take_all_descriptors()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, writer.stop)
     say("ready")
@@ -339,6 +369,13 @@ def main(argv: list[str]) -> int:
     finally:
         writer.close()
     return 0
+
+
+def _take_all_descriptors() -> None:
+    """Each client takes one: as many as the system lets us have."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def say(line: str) -> None:
