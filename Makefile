@@ -13,7 +13,7 @@ BUDGET ?= 120
 .PHONY: help setup demo test check sim chaos bench docs sizes lock clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## create .venv from the lock (needs only Python 3.11+ and pip)
 
@@ -46,6 +46,10 @@ chaos: setup  ## kill real processes KILLS times (200)
 
 bench: setup  ## measure within BUDGET seconds (120)
 	$(BIN)/python -m bench --budget-s $(BUDGET)
+
+.PHONY: bench-peers
+bench-peers: setup  ## measure worlds beside Restate and DBOS (downloads them into build/peers)
+	$(BIN)/python -m bench.peers
 
 docs: setup  ## regenerate docs/traceability.md and docs/states.md
 	$(BIN)/python tools/traceability.py

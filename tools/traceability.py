@@ -66,16 +66,18 @@ def rules_of(source: str, path: str) -> Iterator[Rule]:
     tree = ast.parse(source, path)
     modules: tuple[str, ...] = ()
     file_marks: list[ast.expr] = []
+    constants: dict[str, ast.expr] = {}
     for node in tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             names = {target.id for target in targets if isinstance(target, ast.Name)}
+            constants.update(dict.fromkeys(names, node.value))
             if "MODULES" in names:
                 modules = strings(node.value, f"{path}:{node.lineno}", default=())
             if "pytestmark" in names:
                 value = node.value
                 file_marks = value.elts if isinstance(value, ast.List | ast.Tuple) else [value]
-    yield from rules_in(tree.body, path, path, modules, file_marks)
+    yield from rules_in(tree.body, path, path, modules, file_marks, constants)
 
 
 def rules_in(
@@ -84,21 +86,27 @@ def rules_in(
     parent: str,
     modules: tuple[str, ...],
     inherited: list[ast.expr],
+    constants: dict[str, ast.expr],
 ) -> Iterator[Rule]:
     for node in body:
         if isinstance(node, ast.ClassDef) and node.name.startswith("Test"):
             marks = [*inherited, *node.decorator_list]
-            yield from rules_in(node.body, path, f"{parent}::{node.name}", modules, marks)
+            inner = f"{parent}::{node.name}"
+            yield from rules_in(node.body, path, inner, modules, marks, constants)
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             if node.name.startswith("test"):
                 for mark in [*inherited, *node.decorator_list]:
                     if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.spec":
-                        yield rule_of(mark, path, f"{parent}::{node.name}", modules)
+                        yield rule_of(mark, path, f"{parent}::{node.name}", modules, constants)
 
 
-def rule_of(mark: ast.Call, path: str, test: str, modules: tuple[str, ...]) -> Rule:
+def rule_of(
+    mark: ast.Call, path: str, test: str, modules: tuple[str, ...], names: dict[str, ast.expr]
+) -> Rule:
     where = f"{path}:{mark.lineno}"
-    args = [text for arg in mark.args for text in strings(arg, where)]
+    # A section that many tests share may be a constant of the module.
+    told = [names.get(arg.id, arg) if isinstance(arg, ast.Name) else arg for arg in mark.args]
+    args = [text for arg in told for text in strings(arg, where)]
     if len(args) != 3:
         raise BadMarker(f"{where}: write spec(document, section, rule), three strings")
     for keyword in mark.keywords:

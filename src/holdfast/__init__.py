@@ -22,9 +22,14 @@ if TYPE_CHECKING:
     from holdfast.app.declare import World as World
     from holdfast.app.declare import effect as effect
     from holdfast.app.declare import on as on
+    from holdfast.app.declare import sent as sent
     from holdfast.app.declare import upcast as upcast
     from holdfast.app.handle import WorldHandle as WorldHandle
     from holdfast.app.runtime import Runtime as Runtime
+    from holdfast.app.shipped import email as email
+    from holdfast.app.shipped import http as http
+    from holdfast.app.shipped import llm as llm
+    from holdfast.app.simulate import simulate as simulate
     from holdfast.world.context import Context as Context
 
 _HOMES = {
@@ -40,7 +45,12 @@ _HOMES = {
     "World": "holdfast.app.declare",
     "WorldHandle": "holdfast.app.handle",
     "effect": "holdfast.app.declare",
+    "email": "holdfast.app.shipped.email",
+    "http": "holdfast.app.shipped.http",
+    "llm": "holdfast.app.shipped.llm",
     "on": "holdfast.app.declare",
+    "sent": "holdfast.app.declare",
+    "simulate": "holdfast.app.simulate",
     "upcast": "holdfast.app.declare",
 }
 
@@ -53,7 +63,9 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'holdfast' has no attribute {name!r}")
     import importlib
 
-    found = getattr(importlib.import_module(home), name)
+    module = importlib.import_module(home)
+    # The shipped effects are modules: `hf.http` is the module itself.
+    found = module if home.endswith(f".shipped.{name}") else getattr(module, name)
     globals()[name] = found
     return found
 

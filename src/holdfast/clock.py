@@ -52,7 +52,13 @@ class SystemClock:
         time.sleep(seconds)
 
     def entropy(self, count: int) -> bytes:
-        return os.urandom(count)
+        """From the system, fetched by the block: identities are made by the thousand."""
+        with _entropy_lock:
+            if len(_entropy) < count:
+                _entropy.extend(os.urandom(max(count, _ENTROPY_BLOCK)))
+            taken = bytes(_entropy[:count])
+            del _entropy[:count]
+        return taken
 
 
 class SimClock:
@@ -127,4 +133,15 @@ def _boot_id() -> str:
         return f"{time.time_ns() - time.clock_gettime_ns(_BOOT):x}"[:-10]
 
 
+def _forget_entropy() -> None:
+    """A forked child must not hand out what its parent hands out."""
+    global _entropy_lock
+    _entropy_lock = threading.Lock()
+    _entropy.clear()
+
+
+_ENTROPY_BLOCK = 4096
+_entropy = bytearray()
+_entropy_lock = threading.Lock()
+os.register_at_fork(after_in_child=_forget_entropy)
 SYSTEM = SystemClock()

@@ -40,6 +40,8 @@ DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
 SWEEP_EVERY_NS = 10 * S
 # Mail to a full inbox is tried again after this long.
 RETRY_FULL_NS = S
+# Whoever asks us to wait longer than this is not waited for.
+RETRY_AFTER_S_MAX = 24 * 3600
 
 # LMDB reserves address space, not disk; the map is never resized.
 MAP_BYTES = 1 << 40

@@ -23,6 +23,8 @@ TIMER_SET = "timer.set"
 TIMER_CANCEL = "timer.cancel"
 FABRIC_SEND = "fabric.send"
 EFFECT_CANCEL = "effect.cancel"
+# Kinds that the runtime handles itself.
+RESERVED = frozenset({TIMER_SET, TIMER_CANCEL, FABRIC_SEND, EFFECT_CANCEL})
 
 
 class Kind(Enum):
@@ -76,6 +78,8 @@ class Intent(Record, frozen=True):
     generation: int = 0
     # The dead intent that an operator wanted done again.
     redrive_of: bytes | None = None
+    # Mail is answered with a receipt only where somebody handles it.
+    answered: bool = True
 
     def wanted(self) -> bytes:
         """What a key stands for: asked for again under the same key, it must be the same."""
@@ -104,6 +108,7 @@ class Receipt(Record, frozen=True):
     attempts: int = 1
     tag: str = ""
     cost: float = 0.0
+    redrive_of: bytes | None = None
 
 
 class TimerSet(Record, frozen=True):
@@ -114,6 +119,10 @@ class TimerSet(Record, frozen=True):
     value: bytes
     delay_ns: int | None = None
     wall_ns: int | None = None
+    # A rule instead of a time: it is hung again whenever it fires (`world.every`).
+    cron: str = ""
+    zone: str = "UTC"
+    missed: str = "one"
 
 
 class FabricSend(Record, frozen=True):
@@ -128,6 +137,15 @@ class FabricSend(Record, frozen=True):
     inbox: str | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     correlation_id: str | None = None
+
+
+class FabricReceipt(Record, frozen=True):
+    """The value of a receipt for `fabric.send`, as `sys/FabricSendReceipt@1` has it."""
+
+    status: str
+    message_id: bytes
+    dest_world: str
+    enqueued_seq: int
 
 
 def event_ingress(type: str, value: bytes, **fields: Any) -> Ingress:

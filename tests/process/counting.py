@@ -22,7 +22,7 @@ class Broken(hf.Event):
     """Its reducer ends the role that runs it."""
 
 
-class Beyond(BaseException):
+class Beyond(KeyboardInterrupt):
     """What no reducer should raise: it is not an Exception."""
 
 

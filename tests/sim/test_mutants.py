@@ -5,7 +5,8 @@ import pytest
 from holdfast.errors import Fenced
 from holdfast.sim import command
 from holdfast.sim.checkers import CHECKERS
-from holdfast.sim.mutants import MUTANTS, function_at
+from holdfast.sim.edits import function_at
+from holdfast.sim.mutants import MUTANTS
 from holdfast.sim.run import replay, run_seed
 from holdfast.sim.scheduler import Threads
 from holdfast.sim.swarm import first_kill
@@ -31,6 +32,15 @@ SAMPLE = (
     "validation: reads",
     "validation: ranges",
     "resend: outcome not looked up",
+    "host: lease not checked",
+    "host: intents not published",
+    "kernel: entropy not journaled",
+    "replay: not compared",
+    "hint: settled without looking",
+    "tenure: assignment not checked",
+    "tenure: losses not told apart",
+    "fork: inbox inherited",
+    "authority: expiry not logged",
 )
 SAMPLE_SEEDS = 60
 

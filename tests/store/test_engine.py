@@ -252,3 +252,29 @@ def test_an_answer_too_large_to_keep_is_unknown_when_it_gets_lost(
     original = request(engine, 7, calls=call)
     assert codes(engine.commit([original])) == [None]
     assert codes(engine.commit([resent(original)])) == ["commit_unknown"]
+
+
+def test_when_a_broken_batch_is_redone_one_by_one_each_failure_is_its_own(
+    engine: Engine, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine.commit([request(engine, 1, puts={b"big": schema.int_bytes(1 << 62)})])
+    commits = 0
+    commit = MemoryTxn.commit
+
+    def second_is_full(self: MemoryTxn) -> None:
+        nonlocal commits
+        commits += 1
+        if commits == 2:
+            self.abort()
+            raise StoreFull(path="p")
+        commit(self)
+
+    monkeypatch.setattr(MemoryTxn, "commit", second_is_full)
+    batch = [
+        request(engine, 2, puts={b"a": b"1"}),
+        request(engine, 3, adds={b"big": 1 << 62}),
+        request(engine, 4, puts={b"b": b"1"}),
+        request(engine, 5, puts={b"c": b"1"}),
+    ]
+    assert codes(engine.commit(batch)) == [None, "invalid", "store_full", None]
+    assert [backend.get(key) for key in (b"a", b"b", b"c")] == [b"1", None, b"1"]

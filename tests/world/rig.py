@@ -30,7 +30,7 @@ UNKNOWN_BEFORE, UNKNOWN_AFTER = "unknown before", "unknown after"
 FAULTS = (CRASH_BEFORE, CRASH_AFTER, UNKNOWN_BEFORE, UNKNOWN_AFTER)
 
 
-class Crash(BaseException):
+class Crash(KeyboardInterrupt):
     """The process dies here."""
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast import codec
-from holdfast.app.declare import Effect, Wanted, World, handlers_of, is_event
+from holdfast.app.declare import Effect, Wanted, World, handlers_of, is_event, sent
 from holdfast.errors import Invalid
-from holdfast.messages import Ingress, Kind
+from holdfast.messages import RESERVED, Ingress, Kind
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
 from holdfast.world.context import EffectCall
@@ -111,6 +111,10 @@ class App:
     # -- inside --------------------------------------------------------------------------------
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
+        if effect is sent:
+            return  # nobody has to do it: the runtime delivers mail itself
+        if effect.kind in RESERVED:
+            raise Invalid(what="effect", kind=effect.kind, why="this name is the runtime's")
         known = self.effects.setdefault(effect.kind, effect)
         if known is not effect:
             raise Invalid(what="effect", kind=effect.kind, why="declared twice")
@@ -125,6 +129,7 @@ class App:
             raise Invalid(what="event", type=name, why="two classes have this name")
         upcasts = self._upcasts.get(kind, {})
         try:
+            refuse_sets("event", kind)
             made = EventType(name, kind, 1 + len(upcasts), upcasts)
         except (TypeError, ValueError) as error:
             raise Invalid(what="event", type=name, why=str(error)) from None
@@ -145,6 +150,7 @@ class App:
             else:
                 handlers[("event", self._event_names[cause])] = method
         try:
+            refuse_sets("world", world)
             self.programs[name] = Program(
                 name, version or _fingerprint(world), world, self.events, handlers
             )
@@ -173,6 +179,30 @@ def _by_event(
         if sorted(steps) != list(range(1, len(steps) + 1)):
             raise Invalid(what="upcasts", type=kind.__name__, why="versions count from 1, no gap")
     return found
+
+
+def refuse_sets(what: str, kind: type[Any]) -> None:
+    """A set has no order that two processes agree on, so a reducer must not see one."""
+    seen: list[Any] = []
+    ahead: list[Any] = [msgspec.inspect.type_info(kind)]
+    while ahead:
+        here = ahead.pop()
+        if here in seen:
+            continue
+        seen.append(here)
+        if isinstance(here, msgspec.inspect.SetType | msgspec.inspect.FrozenSetType):
+            raise Invalid(
+                what=what,
+                type=kind.__name__,
+                why="a set has no order that a replay could repeat; use a dict or a sorted list",
+            )
+        for name in ("fields", "types", "item_types"):
+            for one in getattr(here, name, ()) or ():
+                ahead.append(getattr(one, "type", one))
+        for name in ("item_type", "key_type", "value_type", "type"):
+            inner = getattr(here, name, None)
+            if isinstance(inner, msgspec.inspect.Type):
+                ahead.append(inner)
 
 
 def _fingerprint(world: type[World]) -> str:

@@ -25,10 +25,12 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
-from holdfast.config import EFFECT_KIND_BYTES_MAX
+from holdfast.config import EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid
-from holdfast.messages import Intent, Status
+from holdfast.messages import FABRIC_SEND, FabricReceipt, Intent, Status
 from holdfast.messages import Receipt as StoredReceipt
+from holdfast.roles.adapter import BadResult
+from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.world.catalog import check_text
 from holdfast.world.context import EffectCall
 
@@ -60,6 +62,8 @@ class Receipt(msgspec.Struct, Generic[T], frozen=True):
     tag: str = ""
     cost: float = 0.0
     intent_hash: bytes = b""
+    # The intent that was given up, if an operator had this one done in its place.
+    redrive_of: bytes | None = None
 
     @property
     def ok(self) -> bool:
@@ -94,10 +98,17 @@ class Effect(Generic[P, T]):
         self.concurrency: int = options.pop("concurrency", 16)
         if options:
             raise Invalid(what="effect option", kind=kind, found=sorted(options))
+        _check_timeout(self.timeout_s)
+        _check_count("attempts", self.attempts, 1_000_000)
+        _check_count("concurrency", self.concurrency, CONCURRENCY_MAX)
+        if self.rate_per_s is not None and not 0 < self.rate_per_s <= 1e9:
+            raise Invalid(what="rate_per_s", kind=kind, found=self.rate_per_s, min=0, max=1e9)
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", kind)
         self._signature = inspect.signature(fn)
-        self.returns: Any = typing.get_type_hints(fn).get("return", Any)
+        hints = typing.get_type_hints(fn)
+        self.returns: Any = _returned(hints.get("return", Any))
+        self._takes = [hints.get(name, Any) for name in list(self._signature.parameters)[1:]]
 
     def options(self, **options: Any) -> Wanted:
         """The effect with options that could collide with its arguments."""
@@ -112,13 +123,16 @@ class Effect(Generic[P, T]):
         try:
             self._signature.bind(None, *args)
             params = codec.pack(list(args))
+            self._arguments(params)
         except (TypeError, ValueError, OverflowError) as error:
             raise Invalid(what="effect arguments", kind=self.kind, why=str(error)) from None
+        timeout_s = options.get("timeout_s", self.timeout_s)
+        _check_timeout(timeout_s)
         return EffectCall(
             self.kind,
             params,
             options.get("priority", 0),
-            int(options.get("timeout_s", self.timeout_s) * 1_000_000_000),
+            int(timeout_s * 1_000_000_000),
             options.get("tag", ""),
             options.get("key"),
         )
@@ -127,14 +141,16 @@ class Effect(Generic[P, T]):
         """Call the function for an intent; all its calls have one idempotency key."""
         key = f"{intent.generation}-{intent.intent_hash.hex()}"
         call = Call(key, attempt, intent.origin_name, deadline_ns)
-        return self.fn(call, *codec.unpack(intent.params))
+        return self.fn(call, *self._arguments(intent.params))
 
     def dump(self, result: Any) -> bytes:
         value = result.value if isinstance(result, Costed) else result
         try:
-            return codec.pack(value)
+            packed = codec.pack(value)
+            _as(self.returns, codec.unpack(packed))
         except (TypeError, ValueError, OverflowError) as error:
-            raise Invalid(what="effect result", kind=self.kind, why=str(error)) from None
+            raise BadResult(kind=self.kind, why=str(error)) from None
+        return packed
 
     def cost_of(self, result: Any) -> float:
         return result.cost if isinstance(result, Costed) else 0.0
@@ -142,9 +158,7 @@ class Effect(Generic[P, T]):
     def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
         value = None
         if stored.status is Status.OK and stored.value:
-            value = codec.unpack(stored.value)
-            if self.returns not in (Any, None, type(None)):
-                value = msgspec.convert(value, self.returns)
+            value = _as(self.returns, codec.unpack(stored.value))
         return Receipt(
             stored.status.value,
             value,
@@ -154,7 +168,14 @@ class Effect(Generic[P, T]):
             stored.tag,
             stored.cost,
             stored.intent_hash,
+            stored.redrive_of,
         )
+
+    def _arguments(self, params: bytes) -> list[Any]:
+        """The arguments as the function's annotations have them. More than named ones are as sent."""
+        values: list[Any] = codec.unpack(params)
+        known = [_as(hint, value) for hint, value in zip(self._takes, values, strict=False)]
+        return known + values[len(known) :]
 
 
 class Wanted(msgspec.Struct, frozen=True):
@@ -269,5 +290,34 @@ def _check_reducer(world: type[World], name: str, method: Callable[..., object])
         raise Invalid(what="handler", world=world.__name__, name=name, why=why)
 
 
+def _returned(hint: Any) -> Any:
+    """What a receipt's value is, by what the function says that it returns."""
+    if typing.get_origin(hint) is Costed:
+        return typing.get_args(hint)[0]
+    return Any if hint is Costed else hint
+
+
+def _as(hint: Any, value: Any) -> Any:
+    return value if hint is Any else msgspec.convert(value, hint)
+
+
+def _check_timeout(timeout_s: Any) -> None:
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= TTL_NS_MAX / 4e9:
+        raise Invalid(what="timeout_s", found=repr(timeout_s)[:64], min=0, max=TTL_NS_MAX / 4e9)
+
+
+def _check_count(what: str, found: Any, most: int) -> None:
+    if type(found) is not int or not 1 <= found <= most:
+        raise Invalid(what=what, found=repr(found)[:64], min=1, max=most)
+
+
 def is_event(kind: Any) -> bool:
     return isinstance(kind, type) and (issubclass(kind, Event) or dataclasses.is_dataclass(kind))
+
+
+def _told_of_mail(call: Call) -> FabricReceipt:
+    raise AssertionError("mail is delivered by the runtime")
+
+
+# What `@hf.on(hf.sent)` handles: receipts of `cx.send`, for worlds that care.
+sent: Effect[[Call], FabricReceipt] = Effect(FABRIC_SEND, _told_of_mail)

@@ -16,9 +16,10 @@ from holdfast.world import catalog, entry, ingress, kernel
 from holdfast.world.catalog import Event as Change
 from holdfast.world.catalog import Lineage, WorldRecord, subject_of
 from holdfast.world.entry import Step
-from holdfast.world.fork import check_policies, cut, made_before, plant
+from holdfast.world.fork import cut, made_before, plant
 from holdfast.world.host import entries_topic
 from holdfast.world.ingress import Address, Delivered
+from holdfast.world.inherit import check_policies
 from holdfast.world.restore import restore
 
 if TYPE_CHECKING:
@@ -114,12 +115,18 @@ class WorldHandle(Generic[W]):
     def fork(
         self, name: str, *, at: int | None = None, effects: str = "drop", timers: str = "drop"
     ) -> WorldHandle[W]:
-        """A new world that starts from this one's state after entry `at` (now, if not given)."""
+        """A new world that starts from this one's state after entry `at` (now, if not given).
+
+        `effects` that have no receipt by then are `drop`ped, `fail` in the child, or are
+        `reissue`d for it; pending `timers` are `drop`ped or `keep`.
+        """
         check_policies(effects, timers)
         child = WorldHandle(self._runtime, self._kind, name)
         store = self._runtime.store
         if store.read(lambda txn: made_before(txn, self._world(txn), name, at)) is None:
-            cutting = store.read(lambda txn: cut(txn, self._world(txn), at))
+            cutting = store.read(
+                lambda txn: cut(txn, self._world(txn), at, effects=effects, timers=timers)
+            )
             store.transact(plant, cutting, name, self._runtime.mint())
         return child
 
@@ -143,7 +150,10 @@ class WorldHandle(Generic[W]):
             if text is not None:
                 catalog.check_text(what, text)
         found: Delivered = self._runtime.store.transact(
-            ingress.deliver, self.address(), key, event_ingress(name, value, **fields)
+            ingress.deliver,
+            self.address(),
+            ingress.user_key(key),
+            event_ingress(name, value, **fields),
         )
         return found
 

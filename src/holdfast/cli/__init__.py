@@ -37,6 +37,8 @@ COMMANDS = {
     "verify": Command("holdfast.cli.verify", "check what is stored, and replay it with --app"),
     "demo": Command("holdfast.cli.demo", "kill workers and the store's writer, and see it finish"),
     "store": Command("holdfast.cli.store", "what a store holds"),
+    "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
+    "timers": Command("holdfast.cli.timers", "timers: list, show"),
     "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive"),
     "backup": Command("holdfast.cli.backup", "copy a store while it is in use"),
     "restore": Command("holdfast.cli.restore", "make a store from a backup, as a new generation"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
+from holdfast.cli import effects
 from holdfast.cli.output import (
     emit,
     fields,
@@ -19,6 +20,7 @@ from holdfast.config import BATCH_MAX
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
 from holdfast.errors import NotFound
+from holdfast.ops.pending import effect_queue
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
@@ -43,9 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     redriven = actions.add_parser("redrive", help="put them back as new items with fresh counts")
     redriven.add_argument("queue", metavar="QUEUE")
-    which = redriven.add_mutually_exclusive_group(required=True)
-    which.add_argument("seqs", metavar="SEQ", type=int, nargs="*", default=[])
-    which.add_argument("--all", action="store_true", help="all that are dead now")
+    effects.add_selection(redriven)
     add_options(redriven)
 
 
@@ -102,17 +102,26 @@ def _show(store: Store, args: argparse.Namespace) -> None:
 
 
 def _redrive(store: Store, args: argparse.Namespace) -> None:
+    found = effect_queue(args.queue)
+    if found is not None:
+        # The same item again would end without a receipt: its world has had one.
+        made = effects.redrive(store, *found, args)
+        text = "\n".join(f"{old} → {new.hex()}" for old, new in made)
+        documents = [{"dead": old, "intent": new.hex()} for old, new in made]
+        text = text or f"no dead letters in {args.queue}"
+        emit(args, {"queue": args.queue, "redriven": documents}, text)
+        return
     pairs: list[tuple[int, int]] = []
-    if args.all:
+    if not args.seqs:
         # Only what is dead now: what dies again meanwhile has a higher seq and is left alone.
         last = 0
         waiting = store.read(queue.counts, args.queue).dead
         while waiting > 0 and (
             letters := store.read(queue.dead, args.queue, last, min(waiting, BATCH_MAX))
         ):
-            seqs = [letter.seq for letter in letters]
+            seqs = [letter.seq for letter in letters if args.code in (None, letter.code)]
             pairs += zip(seqs, store.transact(queue.redrive, args.queue, seqs), strict=True)
-            last, waiting = seqs[-1], waiting - len(seqs)
+            last, waiting = letters[-1].seq, waiting - len(letters)
     else:
         pairs += zip(args.seqs, store.transact(queue.redrive, args.queue, args.seqs), strict=True)
     text = "\n".join(f"{old} → {new}" for old, new in pairs) or f"no dead letters in {args.queue}"

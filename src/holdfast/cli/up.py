@@ -49,6 +49,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--role", action="append", choices=ROLES, help="run this role; repeat for more; else all"
     )
+    parser.add_argument(
+        "--kinds", metavar="A,B", help="the adapter does these kinds of effects only; else all"
+    )
     parser.add_argument("--worker", metavar="ID", help="a name that stays the same after a restart")
     parser.add_argument(
         "--lease-s",
@@ -84,7 +87,11 @@ def run(args: argparse.Namespace) -> int:
     arm_last_resort(args.stuck_s)
     try:
         runtime: Runtime = app.open(
-            url_of(args), roles=args.role or ROLES, worker=args.worker, policy=policy
+            url_of(args),
+            roles=args.role or ROLES,
+            worker=args.worker,
+            policy=policy,
+            kinds=None if args.kinds is None else args.kinds.split(","),
         )
         with Watchdog(runtime.roles, runtime.clock, args.stuck_s), runtime:
             if _await_first_round(runtime, told_to_stop):

@@ -205,6 +205,8 @@ def enqueue_ingress(
         return receipt_inject(store, universe, world_id, _receipt_in(ingress))
     if ingress.intent_hash is not None:
         key = f"{ingress.kind.value}:{ingress.intent_hash.hex()}"
+    elif key:
+        key = doors.user_key(key)
     if not key:
         raise Invalid(what="key", why="without one a repeat would be delivered twice")
 
@@ -234,7 +236,7 @@ def event_send(
     event_type, value = app.encode_event(event)
     to = Address(universe or app.universe, type, name, _mint())
     ingress = event_ingress(event_type, value, correlation_id=correlation_id)
-    delivered: Delivered = store.transact(doors.deliver, to, key, ingress)
+    delivered: Delivered = store.transact(doors.deliver, to, doors.user_key(key), ingress)
     return delivered
 
 
@@ -307,6 +309,8 @@ def world_fork(
         if app is not None:
             parent = World(universe, world_id, record.name, _program(app, record.type), app)
         else:
+            if (effects, timers) != ("drop", "drop"):
+                raise Invalid(what="fork", why="what is pending is found by replay: give the app")
             _require_snapshot(txn, record, name, at)
             parent = _codeless(record)
         return fork.fork(txn, parent, name, child_id, at=at, effects=effects, timers=timers)

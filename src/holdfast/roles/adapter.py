@@ -19,14 +19,24 @@ from typing import Any, Protocol
 
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock
-from holdfast.errors import Invalid, Timeout
+from holdfast.config import MESSAGE_BYTES_MAX
+from holdfast.durable import item as items
+from holdfast.durable import queue
+from holdfast.effects.rate import Tokens
+from holdfast.errors import HoldfastError, Invalid, Timeout
 from holdfast.messages import FABRIC_SEND, Intent, Receipt, Status
-from holdfast.roles.crew import RunnerRole
+from holdfast.roles.crew import RunnerRole, certain
 from holdfast.roles.receipts import receive
 from holdfast.runner import Policy, Runner, Work
-from holdfast.runner.faults import Faults
-from holdfast.store.api import Store
+from holdfast.runner.faults import Faults, Refused
+from holdfast.runner.runner import Throttle
+from holdfast.store import tuples
+from holdfast.store.api import Store, Txn
 from holdfast.world import publish
+
+# A claim outlives the longest call by this much.
+CLAIM_MARGIN_MS = 1_000
+INLINE_BATCH = 200
 
 
 class Adapter(Protocol):
@@ -36,6 +46,7 @@ class Adapter(Protocol):
     attempts: int
     timeout_s: float
     concurrency: int
+    rate_per_s: float | None
 
     def perform(self, intent: Intent, attempt: int, deadline_ns: int) -> Any:
         """Call the function: its result, or an awaitable of it."""
@@ -44,6 +55,17 @@ class Adapter(Protocol):
         """The result's bytes, checked."""
 
     def cost_of(self, result: Any) -> float: ...
+
+
+class BadResult(Refused):
+    """Calling again would give, and cost, the same."""
+
+    code = "bad_result"
+
+
+class Exited(HoldfastError):
+    code = "exited"
+    retryable = True
 
 
 class AdapterPool(RunnerRole):
@@ -73,6 +95,7 @@ class AdapterPool(RunnerRole):
                 worker=f"{worker}/{kind}",
                 policy=policy_of(adapters[kind]),
                 concurrency=adapters[kind].concurrency,
+                throttle=_throttle(store, universe, adapters[kind]),
                 clock=clock,
             )
             for kind in wanted
@@ -83,6 +106,7 @@ class AdapterPool(RunnerRole):
                 publish.effects(universe, FABRIC_SEND),
                 self._send_again,
                 worker=f"{worker}/{FABRIC_SEND}",
+                policy=certain(max_batch=100),
                 clock=clock,
             )
         )
@@ -119,28 +143,100 @@ class _Doing:
     def __call__(self, work: Work) -> None:
         intent = codec.unpack_as(Intent, work.payload)
         adapter = self._adapter
-        result = adapter.perform(intent, work.attempt, work.deadline_ns)
-        if inspect.isawaitable(result):
-            timeout_s = intent.timeout_ns / 1e9 or adapter.timeout_s
-            result = self._pool.wait_for(result, timeout_s)
+        timeout_s = intent.timeout_ns / 1e9 or adapter.timeout_s
+        if timeout_s > adapter.timeout_s:
+            # The intent asks for more time than its kind usually gets: so must the claim.
+            work.extend(_claim_ms(timeout_s))
+        try:
+            result = adapter.perform(intent, work.attempt, work.deadline_ns)
+            if inspect.isawaitable(result):
+                result = self._pool.wait_for(result, timeout_s)
+        except SystemExit as error:
+            # An effect that wants to end the process ends its attempt.
+            raise Exited(status=str(error.code)) from error
+        value = adapter.dump(result)
+        if len(value) > MESSAGE_BYTES_MAX:
+            raise BadResult(
+                kind=adapter.kind, why="too large", bytes=len(value), bytes_max=MESSAGE_BYTES_MAX
+            )
         receipt = Receipt(
             intent.intent_hash,
             intent.effect_kind,
             Status.OK,
-            adapter.dump(result),
+            value,
             attempts=work.attempt,
             tag=intent.tag,
             cost=adapter.cost_of(result),
+            redrive_of=intent.redrive_of,
         )
         work.join(receive, intent, receipt)
 
 
+def _throttle(store: Store, universe: str, adapter: Adapter) -> Throttle | None:
+    name = publish.effects(universe, adapter.kind)
+    if adapter.rate_per_s is not None:
+        return _Rate(store, name, adapter.rate_per_s)
+    return _Suspects(store, name) if adapter.concurrency == 1 else None
+
+
+class _Suspects:
+    """Of effects that are done in line, one that a worker may have died of is done alone.
+
+    Else it would take its whole batch with it, every time, until all of them were given up.
+    """
+
+    def __init__(self, store: Store, name: str) -> None:
+        self._store = store
+        self._keys = items.keys_of(name)
+
+    def allow(self, limit: int) -> int:
+        return 1 if self._store.read(self._suspect) else limit
+
+    def wait_ns(self) -> int:
+        return 0
+
+    def _suspect(self, txn: Txn) -> bool:
+        """Whether a claim has run out, or what comes next has outlived one."""
+        keys = self._keys
+        if txn.scan(keys.claims, keys.claims + items.pack_int(txn.now_ns + 1), 1):
+            return True
+        head = txn.scan(keys.ready, tuples.after(keys.ready), 1)
+        return bool(head) and items.load(txn, keys, head[0][1]).expiries > 0
+
+
+class _Rate:
+    """Begin no more of a kind than its rate, all pools together. Attempts count, not intents."""
+
+    def __init__(self, store: Store, name: str, rate_per_s: float) -> None:
+        self._store = store
+        self._name = name
+        self._tokens = Tokens(store, name, rate_per_s)
+
+    def allow(self, limit: int) -> int:
+        due_ns, counts = self._store.read(self._look)
+        if due_ns is None or due_ns > self._store.now_ns():
+            return limit  # there is nothing to begin, and no token to be spent on it
+        return self._tokens.take(min(limit, max(1, counts.ready)))
+
+    def wait_ns(self) -> int:
+        return self._tokens.wait_ns()
+
+    def _look(self, txn: Txn) -> tuple[int | None, queue.Counts]:
+        return queue.next_due_ns(txn, self._name), queue.counts(txn, self._name)
+
+
+def _claim_ms(timeout_s: float) -> int:
+    """A claim outlives a call, by enough to bring the receipt."""
+    return int(timeout_s * 1000) + CLAIM_MARGIN_MS
+
+
 def policy_of(adapter: Adapter) -> Policy:
-    """Whatever an effect raises is tried again, within its attempts; a claim outlives a call."""
+    """Whatever an effect raises is tried again, within its attempts."""
     return Policy(
-        lease_ttl_ms=int(adapter.timeout_s * 1000) + 5000,
+        lease_ttl_ms=_claim_ms(adapter.timeout_s),
         retry_budget_max=adapter.attempts,
-        max_batch=max(adapter.concurrency, 1),
+        # One at a time is done in line, a batch to a commit; several are done by a crew of threads.
+        max_batch=adapter.concurrency if adapter.concurrency > 1 else INLINE_BATCH,
         on_fatal="go_on",
         faults=Faults().retrying(Exception),
     )

@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from holdfast.runner import Runner, State
+from holdfast.runner import Policy, Runner, State
+
+
+def certain(max_batch: int) -> Policy:
+    """For mail and timers: nobody would hear of their death, so they are never given up.
+
+    Delivering takes no time, so a claim is short: it is how late a timer is when its worker dies.
+    """
+    return Policy(
+        lease_ttl_ms=3_000, max_batch=max_batch, retry_budget_max=1 << 31, expiries_max=1 << 31
+    )
 
 
 class RunnerRole:

@@ -15,15 +15,18 @@ from holdfast.authority import authority, placement, workers
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import BLOB_GRACE_NS, DEDUPE_RETENTION_NS, SWEEP_EVERY_NS
 from holdfast.durable import dedupe, inbox
+from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, Held, NotFound
 from holdfast.roles.role import Role
 from holdfast.store import blobs
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Pending, Store, Txn, operation
 from holdfast.world import catalog, publish
 
 # Worlds that one tick places or moves at most.
 PLACED_PER_TICK = 1000
+# Sweeps in a row, while there is something to collect.
+SWEEPS_MAX = 100
 
 
 class Orchestrator(Role):
@@ -48,8 +51,6 @@ class Orchestrator(Role):
         self._worker_ttl_ns = int(worker_ttl_s * S)
         self._lease: Lease | None = None
         self._retry_at_ns = 0
-        # How far the worlds of a worker that goes away have been moved.
-        self._moved_to = ""
         self._swept_ns = 0
 
     @property
@@ -150,30 +151,37 @@ class Orchestrator(Role):
         return len(waiting) == PLACED_PER_TICK
 
     def _move(self) -> bool:
-        """Take worlds away from workers that are dead or draining, a page at a time."""
+        """Take worlds away from workers that are dead or draining, so many a tick."""
         able = self._able()
         if not able:
             return False
+        left = PLACED_PER_TICK
         for gone in self.store.read(self._unable):
-            page: list[str] = self.store.read(
-                catalog.worlds_of, self.universe, gone.worker, self._moved_to, PLACED_PER_TICK
-            )
-            if page:
-                self.store.transact(self._move_page, gone.worker, page, able)
-                self._moved_to = page[-1]
-                return True
-            self._moved_to = ""
-            if not gone.draining and not self.store.read(
-                catalog.worlds_of, self.universe, gone.worker, "", 1
-            ):
-                self.store.transact(self._forget, gone)
+            after: str | None = ""
+            while after is not None:
+                after, movable = self.store.read(self._movable, gone.worker, after)
+                if movable:
+                    self.store.transact(self._move_page, gone.worker, movable, able)
+                left -= len(movable)
+                if left <= 0:
+                    return True
+            self._forget_if_dead(gone)
         return False
+
+    def _movable(self, txn: Txn, worker: str, after: str) -> tuple[str | None, list[str]]:
+        """A page of a worker's worlds without the pinned ones, and where the next page begins.
+
+        A pinned world waits for its worker: to move it would be to forget the pin.
+        """
+        page = catalog.worlds_of(txn, self.universe, worker, after, PLACED_PER_TICK)
+        found = [(one, catalog.assignment(txn, self.universe, one)) for one in page]
+        movable = [one for one, where in found if where is not None and not where.pinned]
+        return (page[-1] if page else None), movable
 
     def _move_page(self, txn: Txn, worker: str, page: list[str], able: list[str]) -> None:
         txn.require_live(self._held())
         for world_id in page:
             found = catalog.assignment(txn, self.universe, world_id)
-            # A pinned world waits for its worker: to move it would be to forget the pin.
             if found is None or found.pinned or found.desired_worker_id != worker:
                 continue
             chosen = placement.choose(world_id, able)
@@ -181,23 +189,31 @@ class Orchestrator(Role):
             reason = f"moved off {worker}"
             catalog.assign(txn, self.universe, world_id, chosen, found.priority, reason)
 
+    def _forget_if_dead(self, gone: workers.WorkerRecord) -> None:
+        """A worker that is silent and has no worlds left is forgotten, with the hints it had."""
+        silent = gone.heartbeat_ns < self.store.now_ns() - self._worker_ttl_ns
+        if silent and not self.store.read(catalog.worlds_of, self.universe, gone.worker, "", 1):
+            self.store.transact(self._forget, gone)
+
     def _forget(self, txn: Txn, gone: workers.WorkerRecord) -> None:
         txn.require_live(self._held())
+        catalog.drop_hints(txn, self.universe, gone.worker, PLACED_PER_TICK)
         workers.forget(txn, self.universe, gone.worker, gone.incarnation)
 
     def _sweep(self) -> None:
-        """Upkeep, now and then: keys that nobody repeats, blobs that nobody refers to."""
+        """Upkeep, now and then: what nobody repeats, refers to or asks about any more."""
         now_ns = self.store.now_ns()
         if now_ns - self._swept_ns < SWEEP_EVERY_NS:
             return
         self._swept_ns = now_ns
-        self.store.transact(self._collect)
+        for _ in range(SWEEPS_MAX):
+            if not self.store.transact(self._collect):
+                return
 
-    def _collect(self, txn: Txn) -> None:
+    def _collect(self, txn: Txn) -> Pending[bool]:
         txn.require_live(self._held())
-        for scope in (inbox.SCOPE, publish.scope(self.universe)):
-            dedupe.collect(txn, scope, DEDUPE_RETENTION_NS, PLACED_PER_TICK)
-        blobs.collect(txn, BLOB_GRACE_NS, PLACED_PER_TICK)
+        scopes = [inbox.SCOPE, publish.scope(self.universe)]
+        return collect(txn, scopes, DEDUPE_RETENTION_NS, BLOB_GRACE_NS, PLACED_PER_TICK)
 
     def _able(self) -> list[str]:
         live: list[workers.WorkerRecord] = self.store.read(self._live)
@@ -219,3 +235,12 @@ class Orchestrator(Role):
     def _held(self) -> Lease:
         assert self._lease is not None
         return self._lease
+
+
+@operation
+def collect(txn: Txn, scopes: list[str], retention_ns: int, grace_ns: int, limit: int) -> bool:
+    """Remove some of what is past its time; whether there may be more."""
+    gone = [dedupe.collect.fn(txn, scope, retention_ns, limit) for scope in scopes]
+    gone.append(blobs.collect.fn(txn, grace_ns, limit))
+    gone.append(leases.truncate_events.fn(txn, max(txn.now_ns - retention_ns, 0), limit))
+    return max(gone) >= limit

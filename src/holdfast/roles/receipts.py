@@ -12,12 +12,13 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast import codec
+from holdfast.config import RETRY_FULL_NS
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
-from holdfast.errors import HoldfastError, Invalid, KeyConflict, NotFound
+from holdfast.errors import HoldfastError, Invalid, KeyConflict, NotFound, Overloaded
 from holdfast.messages import Ingress, Intent, Kind, Receipt, Status, TimerSet, receipt_ingress
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, publish
+from holdfast.world import catalog, every, publish
 from holdfast.world.ingress import deliver_to
 
 
@@ -48,19 +49,27 @@ def bereave(txn: Txn, letter: Dead) -> None:
         Status.TIMEOUT if timeout else Status.ERROR,
         code=letter.code,
         error=letter.error,
-        attempts=letter.claims,
+        attempts=letter.failures + letter.expiries,
         tag=intent.tag,
+        redrive_of=intent.redrive_of,
     )
     receive.fn(txn, intent, told)
 
 
 @operation
-def fire(txn: Txn, intent: Intent) -> None:
-    """Deliver a timer's event, once, if its slot still holds this timer."""
+def fire(txn: Txn, intent: Intent, wall_ns: int) -> None:
+    """Deliver a timer's event, once, if its slot still holds this timer.
+
+    A calendar time that the wall clock has not reached (it was set back meanwhile), and a full
+    inbox, are reasons to wait some more.
+    """
     timer = codec.unpack_as(TimerSet, intent.params)
     if not publish.clear_slot(txn, intent.universe_id, intent.world_id, timer.key, intent):
         return
     if not _reachable(txn, intent):
+        return
+    if timer.wall_ns is not None and wall_ns < timer.wall_ns:
+        publish.hang_timer(txn, intent, timer.key, txn.now_ns + timer.wall_ns - wall_ns)
         return
     ingress = Ingress(
         Kind.TIMER,
@@ -70,9 +79,17 @@ def fire(txn: Txn, intent: Intent) -> None:
         intent_hash=intent.intent_hash,
         correlation_id=intent.correlation_id,
     )
-    deliver_to(
-        txn, intent.universe_id, intent.world_id, f"timer:{intent.intent_hash.hex()}", ingress
-    )
+    key = f"timer:{intent.intent_hash.hex()}"
+    again = every.due(intent, timer, wall_ns) if timer.cron else None
+    try:
+        if again is None or again.deliver:
+            deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
+    except Overloaded:
+        publish.hang_timer(txn, intent, timer.key, txn.now_ns + RETRY_FULL_NS)
+        return
+    if again is not None:
+        due_ns = txn.now_ns + max(again.next_ns - wall_ns, 0)
+        publish.hang_timer(txn, again.next, timer.key, due_ns)
 
 
 @operation

@@ -3,9 +3,9 @@
 It rings when something is put into one of the loop's queues, when a handler in another thread has
 finished, when a stop is asked for, and when the time is up. A ring is a hint: look again.
 
-`store.wait` waits for one topic and cannot be called off, so each topic has a listener thread. It
-listens only while the loop sleeps, so that a busy loop pays nothing for it, and remembers the commit
-it has heard of last, so that nothing put in between is missed.
+`store.wait` cannot be called off, so a thread of its own listens. It does so only while the loop
+sleeps, so that a busy loop pays nothing for it, and remembers the commit it has heard of last, so
+that nothing put in between is missed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,8 @@ class Bell:
         self._rung = threading.Event()
         self._closed = threading.Event()
         self._sleeping = threading.Event()
-        self._listeners = [
-            threading.Thread(target=self._listen, args=(topic,), name=f"{name} bell", daemon=True)
-            for topic in topics
-        ]
-        for listener in self._listeners:
-            listener.start()
+        self._topics = list(topics)
+        threading.Thread(target=self._listen, name=f"{name} bell", daemon=True).start()
 
     def wait(self, timeout_s: float) -> None:
         """Sleep until it rings, or rang since the last wait, or the time is up."""
@@ -47,14 +43,14 @@ class Bell:
         self._sleeping.set()
         self._rung.set()
 
-    def _listen(self, topic: str) -> None:
+    def _listen(self) -> None:
         heard = 0
         while True:
             self._sleeping.wait()
             if self._closed.is_set():
                 return
             try:
-                heard = self._store.wait(topic, heard, LISTEN_S)
+                heard = self._store.wait(self._topics, heard, LISTEN_S)
             except Exception:
                 # The loop meets the same trouble, and deals with it; here it is only waited out.
                 self._closed.wait(LISTEN_S)

@@ -20,6 +20,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
+from typing import Protocol
 
 from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.durable import queue as queues
@@ -44,6 +45,16 @@ from holdfast.store.api import Store
 CONCURRENCY_MAX = 1_000
 
 
+class Throttle(Protocol):
+    """Something that bounds how many items may be begun now."""
+
+    def allow(self, limit: int) -> int:
+        """How many, of up to `limit`. It is asked before each claim."""
+
+    def wait_ns(self) -> int:
+        """How long it allows nothing more."""
+
+
 class Runner:
     def __init__(
         self,
@@ -58,6 +69,7 @@ class Runner:
         sleep: Callable[[float], object] | None = None,
         gate: Gate | None = None,
         concurrency: int = 1,
+        throttle: Throttle | None = None,
         counters: Counters | None = None,
         log: LogSink | None = None,
         replay: ReplayHook | None = None,
@@ -82,6 +94,7 @@ class Runner:
         self._clock = clock
         self._gate = gate or Gate()
         self._concurrency = concurrency
+        self._throttle = throttle
         self._bootstrap = bootstrap
         self._state = LIFE.initial
         self._life = threading.Lock()
@@ -205,6 +218,8 @@ class Runner:
             # While the store does not take what is finished, nothing more is begun.
             if self._state is State.RUNNING and not self._desk.outcomes:
                 limit = min(policy.max_batch, self.room)
+                if self._throttle is not None and limit:
+                    limit = self._throttle.allow(limit)
                 self._handle(self._claimer.claim(limit, policy, tick, self._has), policy, tick)
                 self._desk.settle(policy, tick)
             self._progress()
@@ -218,6 +233,8 @@ class Runner:
         longest_ms = self._policy.idle_sleep_max_ms
         if due_ns is None:
             return longest_ms
+        if self._throttle is not None:
+            due_ns = max(due_ns, self._store.now_ns() + self._throttle.wait_ns())
         return max(0, min(-((self._store.now_ns() - due_ns) // MS), longest_ms))
 
     def _collect(self, policy: Policy, tick: Tick) -> None:

@@ -17,7 +17,8 @@ from __future__ import annotations
 import traceback
 
 from holdfast import codec
-from holdfast.config import BATCH_MAX, ERROR_TEXT_CHARS_MAX
+from holdfast.clock import S
+from holdfast.config import BATCH_MAX, ERROR_TEXT_CHARS_MAX, RETRY_AFTER_S_MAX
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Failure, Then
 from holdfast.errors import CommitUnknown, HoldfastError
@@ -129,8 +130,18 @@ def failure_of(outcome: Outcome, policy: Policy) -> Failure:
         code_of(error),
         story_of(error) if fault is Fault.FATAL else text_of(error),
         fault.retryable,
-        policy.delay_ns(claim.seq, claim.failures + 1) if fault.retryable else 0,
+        max(policy.delay_ns(claim.seq, claim.failures + 1), asked_ns(error))
+        if fault.retryable
+        else 0,
     )
+
+
+def asked_ns(error: Exception | None) -> int:
+    """How long whoever refused asked us to wait: errors may carry a `retry_after_s`."""
+    asked = error.fields.get("retry_after_s") if isinstance(error, HoldfastError) else None
+    if not isinstance(asked, int | float) or not 0 < asked <= RETRY_AFTER_S_MAX:
+        return 0
+    return int(asked * S)
 
 
 def whereabouts(txn: Txn, outcomes: list[Outcome]) -> list[str]:

@@ -40,6 +40,13 @@ INGRESS = _names("key at_ns body blob")
 REMEMBERED = _names("body_hash value time_ns")
 SAVED = _names("hash at_ns bytes state")
 BASELINE = _names("height hash")
+WORLD = _names(
+    "universe world_id type name created_ns status blocker lineage stuck_seq stuck_count "
+    "stuck_alone"
+)
+BLOCKER = _names("code text height since_ns")
+LINEAGE = _names("parent_world_id parent_snapshot_hash forked_at_height")
+ASSIGNMENT = _names("desired_worker_id priority reason pinned")
 
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -52,6 +59,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
     dedupe: defaultdict[str, Plain] = defaultdict(lambda: {"keys": {}, "times": [], "floor": 0})
     leases: defaultdict[str, Plain] = defaultdict(dict)
     blobs: Plain = {"data": {}, "refs": {}, "idle": []}
+    worlds: defaultdict[str, Plain] = defaultdict(_new_universe)
     log: list[Plain] = []
     last: dict[tuple[Any, ...], int] = {}
     generation = 0
@@ -75,11 +83,17 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         elif space == 7:
             _inbox_row(inboxes[path[0]], path[1:], value)
         elif space == 8:
-            _QUEUE_ROWS[path[1]](queues[path[0]], path[2:], value)
+            # Whose turn it is decides an order, and nothing else.
+            if path[1] not in ("g", "turn"):
+                _QUEUE_ROWS[path[1]](queues[path[0]], path[2:], value)
         elif space == 9:
             _dedupe_row(dedupe[path[0]], path[1:], value)
         elif space == 10:
             _snapshot_row(snapshots[path[0]], path[1:], value)
+        elif space == 11:
+            _world_row(worlds[path[0]], path[1:], value)
+        elif space == 12:
+            worlds[path[0]]["hints"].append([path[1], path[3]])
     for path, number in last.items():
         if path[0] == 8:
             queues[path[1]]["last_seq"] = number
@@ -92,6 +106,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         "snapshots": snapshots,
         "dedupe": dedupe,
         "leases": leases,
+        "worlds": worlds,
     }
     return {**{name: dict(part) for name, part in found.items()}, "blobs": blobs, "lease_log": log,
             "generation": generation}  # fmt: skip
@@ -133,6 +148,12 @@ def _new_journal() -> Plain:
 
 def _new_inbox() -> Plain:
     return {"rows": {}, "cursor": 0, "last_seq": 0}
+
+
+def _new_universe() -> Plain:
+    return {
+        "names": {}, "records": {}, "assignments": {}, "by_worker": [], "counts": {}, "hints": [],
+    }  # fmt: skip
 
 
 def _fields(names: list[str], value: bytes) -> Plain:
@@ -233,6 +254,24 @@ def _snapshot_row(subject: Plain, path: tuple[Any, ...], value: bytes) -> None:
         subject["baseline"] = _fields(BASELINE, value)
     else:
         subject["states"][path[1]] = _fields(SAVED, value)
+
+
+def _world_row(universe: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    kind = path[0]
+    if kind == "n":
+        universe["names"][f"{path[1]}/{path[2]}"] = value.decode()
+    elif kind == "w":
+        record = _fields(WORLD, value)
+        for name, fields in (("blocker", BLOCKER), ("lineage", LINEAGE)):
+            if record[name] is not None:
+                record[name] = _named(fields, record[name])
+        universe["records"][path[1]] = record
+    elif kind == "a":
+        universe["assignments"][path[1]] = _fields(ASSIGNMENT, value)
+    elif kind == "b":
+        universe["by_worker"].append([path[1], path[2]])
+    elif kind == "c":
+        universe["counts"][path[1]] = _int(value)
 
 
 def _blob_row(blobs: Plain, path: tuple[Any, ...], value: bytes) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from holdfast.sim.history import Event, History
+from holdfast.sim.lease_events import expanded
 from holdfast.sim.violation import Violation
 
 Plain = dict[str, Any]
@@ -24,8 +25,10 @@ LEASE_MOVES = {
     "forced": {"granted", "forced"},
 }
 # What a holder deletes needs its lease just as what it writes.
-ENDS = ("lease.release", "lease.force_release")
-SWEEPS = frozenset({"truncate_journal", "compact_journal", "prune_snapshots"})
+ENDS = ("lease.release", "lease.force_release", "lease.evict", "lease.burn")
+SWEEPS = frozenset({"truncate_journal", "compact_journal", "prune_snapshots", "compact"})
+# What is about a lease is no write under it.
+ABOUT = ("lease.", "authority.")
 
 
 @dataclass
@@ -55,6 +58,8 @@ class Model:
                     self.expires_ns = lease["expires_ns"]
         elif event.op in ENDS:
             self.holder, self.stale = None, False
+            if event.op == "lease.burn":
+                self.fence = (self.fence[0], self.fence[1] + 1)
         elif event.op == "lease.mark_stale" and event.value:
             self.stale = True
 
@@ -77,7 +82,7 @@ class Models(dict[str, Model]):
 
 def check_l1(history: History) -> Iterator[Violation]:
     """Intervals of different holders are disjoint."""
-    for life in history.lives():
+    for life in _lives(history):
         models = Models()
         for event in life:
             if event.op == "lease.acquire" and event.applied:
@@ -93,7 +98,7 @@ def check_l1(history: History) -> Iterator[Violation]:
 def check_l2(history: History) -> Iterator[Violation]:
     """Fences strictly increase per grant, over all that ever happened, restores included."""
     last: dict[str, tuple[tuple[int, int], tuple[str, str], bool]] = {}
-    for event in history:
+    for event in expanded(history):
         if not event.applied:
             continue
         if event.op == "lease.acquire":
@@ -116,13 +121,13 @@ def check_l2(history: History) -> Iterator[Violation]:
 
 def check_l3(history: History) -> Iterator[Violation]:
     """Every guarded write that was applied: current fence, its holder, and in time."""
-    for life in history.lives():
+    for life in _lives(history):
         yield from _guarded(life, "L3", lambda op: op not in SWEEPS)
 
 
 def check_l4(history: History) -> Iterator[Violation]:
     """A renewal that succeeded: same holder, same fence, not yet expired."""
-    for life in history.lives():
+    for life in _lives(history):
         models = Models()
         for event in life:
             if event.op == "lease.renew" and event.applied:
@@ -143,25 +148,28 @@ def check_l4(history: History) -> Iterator[Violation]:
 
 def check_l5(history: History) -> Iterator[Violation]:
     """A grant that follows an expiry is preceded by the record of it."""
-    for life in history.lives():
+    for life in _lives(history):
         for audit in _audits(life):
             yield from _log_moves(audit, "L5", only_expiry=True)
 
 
 def check_s1(history: History) -> Iterator[Violation]:
     """The lease log makes only legal moves, each under the fence it speaks of."""
-    for life in history.lives():
+    for life in _lives(history):
         for audit in _audits(life):
             yield from _log_moves(audit, "S1", only_expiry=False)
 
 
 def check_l6(history: History) -> Iterator[Violation]:
     """After its first fence failure an incarnation commits nothing more for that resource."""
-    for life in history.lives():
+    for life in _lives(history):
         fenced: dict[tuple[str, str, str], Event] = {}
         for event in life:
+            if event.op == "lease.acquire" and event.applied:
+                # What it does from now on it does under another lease.
+                fenced.pop((event.actor, event.incarnation, event.args["resource"]), None)
             resource = _lease_of(event).get("resource")
-            if resource is None or event.op.startswith("lease."):
+            if resource is None or event.op.startswith(ABOUT):
                 continue
             who = (event.actor, event.incarnation, resource)
             if event.code == "fenced":
@@ -174,13 +182,13 @@ def check_l6(history: History) -> Iterator[Violation]:
 
 def check_l7(history: History) -> Iterator[Violation]:
     """What a holder deletes obeys L3. (Claims, the other token, are judged in check_queue.)"""
-    for life in history.lives():
+    for life in _lives(history):
         yield from _guarded(life, "L7", lambda op: op in SWEEPS)
 
 
 def check_l8(history: History) -> Iterator[Violation]:
     """Every lease operation, failed ones too, answers as the sequential model does."""
-    for life in history.lives():
+    for life in _lives(history):
         models = Models()
         for event in life:
             if event.op.startswith("lease.") and event.result != "unknown":
@@ -253,7 +261,7 @@ def _guarded(life: list[Event], number: str, wanted: Callable[[str], bool]) -> I
     models = Models()
     for event in life:
         lease = _lease_of(event)
-        if lease and event.applied and not event.op.startswith("lease.") and wanted(event.op):
+        if lease and event.applied and not event.op.startswith(ABOUT) and wanted(event.op):
             model = models[lease["resource"]]
             if not model.holds(lease) or model.stale or model.outdated:
                 yield Violation(number, f"{event.op} under a fence that is not current", event)
@@ -292,13 +300,19 @@ def _log_moves(audit: Event, number: str, *, only_expiry: bool) -> Iterator[Viol
         last[resource] = record
 
 
+def _lives(history: History) -> list[list[Event]]:
+    if history.lease_lives is None:
+        history.lease_lives = [list(expanded(life)) for life in history.lives()]
+    return history.lease_lives
+
+
 def _audits(life: list[Event]) -> list[Event]:
     """The last audit of a life holds the whole log: the others are its beginnings."""
     return [event for event in life if event.op == "audit"][-1:]
 
 
 def _lease_of(event: Event) -> Plain:
-    lease = event.args.get("lease")
+    lease = event.args.get("lease") or event.args.get("held")
     return lease if isinstance(lease, dict) else {}
 
 

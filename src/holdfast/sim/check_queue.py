@@ -48,8 +48,11 @@ class _Replay:
     def step(self, event: Event) -> None:
         if event.op == "audit":
             for queue, rows in event.value["queues"].items():
-                self._audit(event, queue, rows)
-        elif event.applied and event.op in _STEPS:
+                if _of_worlds(queue):
+                    self._indexes(event, queue, rows)
+                else:
+                    self._audit(event, queue, rows)
+        elif event.applied and event.op in _STEPS and not _of_worlds(event.args.get("queue", "")):
             _STEPS[event.op](self, event)
 
     def _bad(self, number: str, what: str, event: Event) -> None:
@@ -330,6 +333,11 @@ class _Replay:
             maximum = budget.get(f"{name}_max")
             if maximum is not None and counts[name] >= maximum:
                 self._bad("S3", f"{queue}: alive with {counts[name]} {name} of {maximum}", event)
+
+
+def _of_worlds(queue: str) -> bool:
+    """Queues of a universe are filled by worlds, inside their commits: see check_worlds."""
+    return "/" in queue
 
 
 _STEPS: dict[str, Callable[[_Replay, Event], None]] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from holdfast.sim import check_lease, check_queue, check_run, check_world
+from holdfast.sim import check_lease, check_queue, check_run, check_world, check_worlds
 from holdfast.sim.history import History
 from holdfast.sim.violation import Violation
 
@@ -28,13 +28,14 @@ class Checker:
 
 
 def _found(number: str) -> Check:
-    """What the two replays found under this number."""
+    """What the replays found under this number."""
     return lambda history: [v for v in _replays(history) if v.number == number]
 
 
 def _replays(history: History) -> list[Violation]:
     if history.memo is None:
-        history.memo = [*check_queue.findings(history), *check_world.findings(history)]
+        replays = (check_queue, check_world, check_worlds)
+        history.memo = [found for replay in replays for found in replay.findings(history)]
     return history.memo
 
 
@@ -53,18 +54,23 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("S4", "maintained counters are a recount", (_found("S4"),)),
     ("J1", "no effect before its journal record", (_found("J1"),)),
     ("J2", "heights are gap-free, appends need the head", (_found("J2"),)),
+    ("J3", "a replay is what happened, byte for byte", (_found("J3"),)),
     ("J4", "baseline and tail are the journal", (_found("J4"),)),
+    ("J5", "derived rows are what the log says", (_found("J5"),)),
     ("I1", "acknowledged ingress is journaled exactly once", (_found("I1"),)),
     ("I2", "journal order is inbox order, the cursor monotone", (_found("I2"),)),
     ("I3", "nothing below the cursor is unjournaled", (_found("I3"),)),
     ("I4", "unknown ingress appears 0 or 1 times, retries converge", (_found("I4"),)),
     ("I5", "same key, other body is a conflict", (_found("I5"),)),
+    ("E1", "each intent is in exactly one place", (_found("E1"),)),
+    ("K1", "a fork has its parent's state, and nothing else", (_found("K1"),)),
+    ("A1", "a lease goes to no worker that the assignment excludes", (_found("A1"),)),
     ("T1", "a timer fires once, never early", (_found("T1"),)),
     ("T2", "overdue timers fire after any downtime", (check_run.check_t2,)),
     ("D1", "ack removes item and claim; dead letters keep all", (_found("D1"),)),
     ("D2", "each item is in exactly one place", (_found("D2"),)),
     ("D3", "keys are kept while a retry may come", (_found("D3"),)),
-    ("R3", "after faults stop, nothing runnable waits", (check_run.check_r3,)),
+    ("R3", "after faults stop, nothing runnable waits", (check_run.check_r3, _found("R3"))),
     ("B1", "a wrong schema marker refuses, and writes nothing", (check_run.check_b1,)),
 ]
 

@@ -171,19 +171,29 @@ def _mutants(args: Namespace) -> int:
 
 
 def _exhaustive(args: Namespace) -> int:
+    return max(_every_crash(args, scenario) for scenario in exhaustive.SCENARIOS)
+
+
+def _every_crash(args: Namespace, scenario: str) -> int:
     broken = tried = 0
     with Threads() as threads:
-        _, boundaries = exhaustive.run_forced({}, threads=threads, backend=args.backend)
+
+        def run(forced: exhaustive.Forced) -> tuple[Result, int]:
+            return exhaustive.run_forced(
+                forced, threads=threads, backend=args.backend, scenario=scenario
+            )
+
+        _, boundaries = run({})
         for forced in [*exhaustive.singles(boundaries), *exhaustive.pairs(boundaries)]:
-            result, _ = exhaustive.run_forced(forced, threads=threads, backend=args.backend)
+            result, _ = run(forced)
             tried += 1
             if result.violations:
                 broken += 1
                 told = ", ".join(f"{fault.value} commit {at}" for at, fault in forced.items())
                 print(f"VIOLATION {result.violations[0]} with {told}")
-            _line(f"{tried} runs")
+            _line(f"{scenario}: {tried} runs")
     _line("")
-    print(f"{boundaries} commits, {tried} runs with one or two faults, {broken} broken")
+    print(f"{scenario}: {boundaries} commits, {tried} runs with one or two faults, {broken} broken")
     return 1 if broken else 0
 
 

@@ -6,12 +6,12 @@ try each commit with each fault, and a bounded share of the pairs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from holdfast.sim.faults import Fault
 from holdfast.sim.run import Result, verdict
 from holdfast.sim.scheduler import Threads
-from holdfast.sim.settings import Settings
+from holdfast.sim.settings import Settings, Workload
 from holdfast.sim.simulation import Simulation
 from holdfast.sim.tape import Tape
 from holdfast.sim.workloads import cast
@@ -31,14 +31,26 @@ PAIRS_MAX = 600
 Forced = Mapping[int, Fault]
 
 
-def scenario() -> Settings:
+def spine() -> Settings:
     """One of everything, no chance faults, short."""
     return Settings(steps=160, hosts=2, operators=1, clerks=0, failures_max=2, expiries_max=2)
 
 
-def run_forced(forced: Forced, *, threads: Threads, backend: str = "memory") -> tuple[Result, int]:
-    """The scenario with faults at these commits; also how many commits there were."""
-    settings = scenario()
+def worlds() -> Settings:
+    """Two workers, an orchestrator, one world that is sent to: every boundary of a world worker."""
+    return Settings(
+        steps=450, workload=Workload.WORLDS, world_workers=2, orchestrators=1, senders=1, accounts=1
+    )
+
+
+SCENARIOS: dict[str, Callable[[], Settings]] = {"spine": spine, "worlds": worlds}
+
+
+def run_forced(
+    forced: Forced, *, threads: Threads, backend: str = "memory", scenario: str = "spine"
+) -> tuple[Result, int]:
+    """A scenario with faults at these commits; also how many commits there were."""
+    settings = SCENARIOS[scenario]()
     tape = Tape(SCENARIO_SEED)
     simulation = Simulation(tape, settings, cast(settings), threads, backend=backend, forced=forced)
     simulation.run()

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from enum import Enum
 from typing import Any
 
 import msgspec
@@ -66,7 +67,10 @@ class History:
     def __init__(self, events: Iterable[Event] = ()) -> None:
         self.events: list[Event] = list(events)
         self._lives: list[list[Event]] | None = None
-        self.memo: list[Any] | None = None  # what one pass of check_queue found
+        self.memo: list[Any] | None = None  # what one pass of each replay found
+        self.lease_lives: list[list[Event]] | None = (
+            None  # lives, as the checkers of leases see them
+        )
 
     def add(
         self,
@@ -87,7 +91,7 @@ class History:
             i, at_ns, actor, incarnation, op, args or {}, result, value, epoch, commit_no, txn_no
         )
         self.events.append(event)
-        self._lives = None
+        self._lives = self.lease_lives = None
         return event
 
     def __iter__(self) -> Iterator[Event]:
@@ -121,11 +125,19 @@ class History:
 
 def plain(value: Any) -> Any:
     """Records as dicts, so that a checker needs no product code to read them."""
+    if value is None or isinstance(value, str | int | bytes | float):
+        return value
     if isinstance(value, msgspec.Struct):
         return {name: plain(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: plain(getattr(value, name)) for name in value._fields}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
-    return value
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    return f"<{type(value).__name__}>"  # code, which is no data
 
 
 def _lives(events: list[Event]) -> Iterator[list[Event]]:

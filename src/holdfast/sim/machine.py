@@ -215,6 +215,9 @@ class _Disk:
     def last_id(self) -> int:
         return self.inner.last_id()
 
+    def typed(self, error: Exception) -> HoldfastError | None:
+        return self.inner.typed(error)
+
 
 class _FullTxn:
     """Takes every write, and finds at the end that there is no room for it."""

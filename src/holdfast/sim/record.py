@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
+from holdfast.durable.lease import Lease
 from holdfast.errors import CommitUnknown, HoldfastError, from_wire
 from holdfast.sim.history import Event, History, plain
 from holdfast.store.api import Operation, Pending
@@ -28,6 +30,8 @@ class Scribe:
         self._actor = actor
         self._incarnation = incarnation
         self._now_ns = now_ns
+        # Under which lease a function of this incarnation acts, where its arguments do not tell.
+        self.acting: Callable[[Any], Lease | None] = lambda fn: None
 
     def add(self, op: str, args: dict[str, Any], result: str = "ok", **rest: Any) -> Event:
         lease = args.get("lease")
@@ -87,7 +91,11 @@ class Call:
         fn = self._fn
         if isinstance(fn, Operation):
             return _op_name(fn), _named(fn.fn, self._args, self._kwargs)
-        return getattr(fn, "__name__", "call"), _named(fn, self._args, self._kwargs)
+        told = _named(fn, self._args, self._kwargs)
+        lease = self._scribe.acting(fn)
+        if lease is not None:
+            told["lease"] = plain(lease)
+        return getattr(fn, "__name__", "call"), told
 
     def _add(
         self, op: str, args: dict[str, Any], result: str, value: Any, commit_no: int = 0
@@ -131,13 +139,15 @@ def _op_name(called: Operation[Any, Any]) -> str:
 
 
 def _named(fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = _names.get(fn)
+    # By its code: methods and closures are made anew for each call.
+    code = fn.__code__
+    names = _names.get(code)
     if names is None:
         found = inspect.signature(fn).parameters
-        names = _names[fn] = list(found)[1:]
+        names = _names[code] = list(found)[1:]
     told = {name: plain(value) for name, value in zip(names, args, strict=False)}
     told.update({name: plain(value) for name, value in kwargs.items()})
     return told
 
 
-_names: dict[Callable[..., Any], list[str]] = {}
+_names: dict[CodeType, list[str]] = {}

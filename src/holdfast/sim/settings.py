@@ -24,6 +24,16 @@ PROGRESS_NS = 1 * S
 REST_STEPS_MAX = 3000
 REST_NS = 5 * S
 FAULTS_UNTIL = 0.6
+# Leases lost at one message, after which its world is parked.
+STUCK_MAX = 3
+
+
+class Workload:
+    """What a run is about."""
+
+    SPINE = "spine"  # leases, journals, inboxes, queues and the runner, each by itself
+    WORLDS = "worlds"  # world workers and orchestrators, with all of that below them
+    BOTH = "both"
 
 
 class Nemesis:
@@ -50,6 +60,11 @@ class Settings:
     runners: int = 1
     operators: int = 1
     clerks: int = 2
+    workload: str = Workload.SPINE
+    world_workers: int = 2
+    orchestrators: int = 2
+    senders: int = 1
+    accounts: int = 2
     rates: dict[Fault, int] = field(default_factory=dict)
     nemesis: tuple[str, ...] = ()
     failures_max: int = 3
@@ -72,7 +87,12 @@ class Settings:
             "retention_ns": RETENTION_NS,
             "progress_ns": PROGRESS_NS,
             "rest_ns": REST_NS,
+            "stuck_max": STUCK_MAX,
         }
+
+
+# Seeds by what they are about: most are about one thing.
+WORKLOADS = (*[Workload.SPINE] * 4, *[Workload.WORLDS] * 5, Workload.BOTH)
 
 
 def swarm(tape: Tape) -> Settings:
@@ -91,6 +111,11 @@ def swarm(tape: Tape) -> Settings:
         runners=runners,
         operators=1 + tape.draw(2),
         clerks=2 * tape.draw(2),
+        workload=WORKLOADS[tape.draw(len(WORKLOADS))],
+        world_workers=1 + tape.draw(3),
+        orchestrators=1 + tape.draw(2),
+        senders=1 + tape.draw(3),
+        accounts=1 + tape.draw(3),
         rates=rates,
         nemesis=nemesis,
         failures_max=1 + tape.draw(4),

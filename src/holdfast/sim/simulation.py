@@ -30,6 +30,8 @@ from holdfast.store.rows import LmdbBackend
 
 # Looking whether all is at rest costs a scan: it is done once in so many steps.
 LOOK_EVERY = 40
+# Queues of a universe that nobody works off yet: adapters and timers are to come.
+UNSERVED = ("/effects/", "/timers", "/cancels")
 # Commits that the engine remembers, to validate by and to answer from.
 SHORT_MEMORY = {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}
 
@@ -149,9 +151,25 @@ class Simulation:
     def _waiting(self) -> list[str]:
         """What still has to happen: items, ingress, producers that do not know yet."""
         rows = audit(self.store.rows())
+        deleted = {
+            f"{universe}/{world_id}"
+            for universe, found in rows["worlds"].items()
+            for world_id, record in found["records"].items()
+            if record["status"] == "deleted"
+        }
         return [
-            *(f"{name}/{seq}" for name, q in rows["queues"].items() for seq in q["items"]),
-            *(f"{name}/{seq}" for name, box in rows["inboxes"].items() for seq in box["rows"]),
+            *(
+                f"{name}/{seq}"
+                for name, q in rows["queues"].items()
+                if not any(part in name for part in UNSERVED)
+                for seq in q["items"]
+            ),
+            *(
+                f"{name}/{seq}"
+                for name, box in rows["inboxes"].items()
+                if name not in deleted
+                for seq in box["rows"]
+            ),
             *(actor.name for actor in self.actors if not actor.idle()),
         ]
 

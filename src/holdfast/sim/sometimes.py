@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 from holdfast.sim.faults import Fault
 from holdfast.sim.history import Event, History
+from holdfast.sim.lease_events import stuck_now
 
 # Over this many seeds everything below must have been seen.
 SEEDS_MIN = 200
@@ -108,6 +110,74 @@ _SIGHTS: dict[str, Sight] = {
     "dead: purged": _did("queue.purge_dead", lambda event: event.value > 0),
 }  # fmt: skip
 
+
+def _answered(fits: Callable[[dict[str, Any]], bool]) -> Sight:
+    return _did("tenure.acquire", lambda event: any(fits(one) for one in event.value))
+
+
+def _records(fits: Callable[[dict[str, Any]], bool]) -> Sight:
+    return lambda event: (
+        event.op == "audit"
+        and any(
+            fits(record)
+            for universe in event.value["worlds"].values()
+            for record in universe["records"].values()
+        )
+    )
+
+
+_WORLDS: dict[str, Sight] = {
+    "world: cycle": _did("commit"),
+    "world: cycle fenced": _refused("commit", "fenced"),
+    "world: cycle of unknown outcome, applied": _did("commit", lambda event: event.result == "unknown"),
+    "world: cycle of unknown outcome, not applied": lambda event: (
+        event.op == "commit" and event.result == "unknown" and not event.applied
+    ),
+    "world: cycle against a full disk": _refused("commit", "store_full"),
+    "world: snapshot in a cycle": _did("commit", lambda event: event.args["cycle"]["snapshot"] is not None),
+    "world: snapshot on leaving": _did("leave"),
+    "world: journal packed": _did("compact", lambda event: bool(event.value)),
+    "world: upkeep fenced": _refused("compact", "fenced"),
+    "world: reducer raised": _did("queue.post_dead"),
+    "world: failed event redriven": _did("queue.redrive", lambda event: event.args["queue"].endswith("failed-events")),
+    "world: failed event delivered again": _did("redrive.redeliver", lambda event: event.value > 0),
+    "world: granted anew": _answered(lambda one: one["lease"] is not None and one["lease"]["epoch"] > 1),
+    "world: held by another": _answered(lambda one: one["refusal"] == "held"),
+    "world: assigned to another": _answered(lambda one: one["refusal"] == "assigned_to_another"),
+    "world: paused, not granted": _answered(lambda one: one["refusal"] == "paused"),
+    "world: parked for a stuck reducer": _did(
+        "tenure.acquire", lambda event: any(stuck_now(event, one) for one in event.value)
+    ),
+    "world: parked for a fickle reducer": _did("tenure.park"),
+    "world: tried alone": _did("tenure.try_alone"),
+    "world: key of an effect refused": lambda event: (
+        event.op == "audit"
+        and any(
+            str(row["key"]).startswith("receipt:")
+            for inbox in event.value["inboxes"].values()
+            for row in inbox["rows"].values()
+        )
+    ),
+    "world: key sent again": _did("ingress.deliver", lambda event: bool(event.value["already"])),
+    "world: key sent with another body": _refused("ingress.deliver", "key_conflict"),
+    "world: deleted": _records(lambda record: record["status"] == "deleted"),
+    "fork: made": _did("plant"),
+    "fork: made in one transaction": _did("fork"),
+    "fork: below the parent's head": _did("fork", lambda event: event.args["at"] > 0),
+    "fork: there": _records(lambda record: record["lineage"] is not None),
+    "worker: drained": _did("workers.drain", lambda event: bool(event.value["draining"])),
+    "worker: forgotten": _did("workers.forget", lambda event: bool(event.value)),
+    "orchestrator: placed": _did("place"),
+    "orchestrator: placing fenced": _refused("place", "fenced"),
+    "orchestrator: moved": _did("_move_page"),
+    "authority: held by another": _refused("authority.acquire", "already_held_by_other"),
+    "authority: taken over": _did("authority.acquire", lambda event: event.value["epoch"] > 1),
+    "authority: lost": lambda event: event.op == "authority.renew" and event.code in ("not_held", "owner_mismatch"),
+    "authority: released": _did("authority.release"),
+    "authority: forced": _did("authority.force_release", lambda event: event.value > 0),
+    "authority: marked stale": _did("authority.mark_stale", lambda event: bool(event.value)),
+}  # fmt: skip
+
 # Seen by actors rather than in events.
 _TOLD = {
     "host fenced",
@@ -117,15 +187,23 @@ _TOLD = {
     "old claim refused",
     "runner lost a claim",
     "producer gave up",
+    "world stopped in good order",
+    "orchestrator stopped in good order",
+    "reducer killed its process",
+    "sender's key refused",
+    "sent to a fork that is not there",
+    "sender gave up",
+    "keeper refused",
 }
 
-SOMETIMES: frozenset[str] = frozenset({*_SIGHTS, *_TOLD})
+_ALL = {**_SIGHTS, **_WORLDS}
+SOMETIMES: frozenset[str] = frozenset({*_ALL, *_TOLD})
 
 
 def sightings(history: History, told: Counter[str]) -> Counter[str]:
     found = Counter({name: n for name, n in told.items() if name in _TOLD})
     for event in history:
-        for name, sees in _SIGHTS.items():
+        for name, sees in _ALL.items():
             if sees(event):
                 found[name] += 1
     return found

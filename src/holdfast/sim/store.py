@@ -9,10 +9,12 @@ caller, stall it, or keep the outcome from it. All of it goes to the history.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from holdfast.clock import MS, S
 from holdfast.config import TRANSACT_TRIES_MAX
+from holdfast.durable.lease import Lease
 from holdfast.errors import CommitUnknown, Conflict, HoldfastError, StoreReplaced, to_wire
 from holdfast.sim.clocks import ActorClock
 from holdfast.sim.faults import Fault
@@ -49,11 +51,22 @@ class FaultingStore:
         self._client = clock.entropy(8)
         self._no = 0
         self._opened = shared.opened
+        # Whether commits of this incarnation may go wrong.
+        self.mortal = True
         self._scribe = Scribe(shared.history, actor, incarnation, shared.engine_now_ns)
 
     @property
     def generation(self) -> int:
         return self._shared.engine.generation
+
+    @property
+    def acting(self) -> Callable[[Any], Lease | None]:
+        """Under which lease a function acts, for the history."""
+        return self._scribe.acting
+
+    @acting.setter
+    def acting(self, told: Callable[[Any], Lease | None]) -> None:
+        self._scribe.acting = told
 
     def now_ns(self) -> int:
         return self._shared.engine.now_ns()
@@ -88,6 +101,12 @@ class FaultingStore:
         refuse_writes(txn)
         return result
 
+    def peek(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A read while time stands still: for those who only watch."""
+        txn, result = self._run(fn, args, kwargs)
+        refuse_writes(txn)
+        return result
+
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
         future = Submitted()
         try:
@@ -95,6 +114,9 @@ class FaultingStore:
         except Exception as error:
             Completions().complete(future, error=error)
         return future
+
+    def together(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()
@@ -132,7 +154,7 @@ class FaultingStore:
     def _send(self, call: Call, txn: ClientTxn) -> Answer:
         """One request to the engine, through whatever the plan has in store for it."""
         shared = self._shared
-        fault = shared.plan.next()
+        fault = shared.plan.next() if self.mortal else None
         self._no = call.txn_no = self._no + 1
         request = request_of(txn, self._no, self._client)
         if fault is Fault.STALL:

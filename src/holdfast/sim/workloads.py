@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from holdfast.sim.actor import Actor
 from holdfast.sim.nemesis import Fate, Operator
-from holdfast.sim.settings import Settings
+from holdfast.sim.settings import Settings, Workload
 from holdfast.sim.workload_clients import Clerk, Producer
 from holdfast.sim.workload_queue import Putter, Reaper, RunnerWorker, Worker
 from holdfast.sim.workload_world import Host
+from holdfast.sim.workload_worlds import worlds
 
 
 def cast(settings: Settings) -> list[Actor]:
     """The actors of a run, in the order they start."""
+    about = settings.workload
+    actors: list[Actor] = []
+    if about != Workload.WORLDS:
+        actors += _spine(settings)
+    if about != Workload.SPINE:
+        actors += worlds(settings)
+    return [*actors, *([Fate("fate")] if settings.nemesis else [])]
+
+
+def _spine(settings: Settings) -> list[Actor]:
     return [
         *(Host(f"host{n}") for n in range(settings.hosts)),
         *(Producer(f"producer{n}") for n in range(settings.producers)),
@@ -21,5 +32,4 @@ def cast(settings: Settings) -> list[Actor]:
         *(Operator(f"operator{n}") for n in range(settings.operators)),
         *(Reaper(f"reaper{n}") for n in range(settings.operators)),
         *(Clerk(f"clerk{n}") for n in range(settings.clerks)),
-        *([Fate("fate")] if settings.nemesis else []),
     ]

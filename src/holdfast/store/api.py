@@ -59,6 +59,13 @@ class Guarded(Protocol):
 
 
 class Txn(Protocol):
+    """What a transaction can do.
+
+    At the caller, `append`, `add` and operations take effect at the commit, in this order: puts and
+    deletes, appends, adds, operations. Reads there see the transaction's own puts and deletes, and
+    nothing of what is deferred. Inside an operation everything happens at once.
+    """
+
     @property
     def now_ns(self) -> int:
         """Store time. Inside an operation it is the time of the commit; else of the snapshot."""

@@ -6,6 +6,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
     0  app_state    runner.schema.version (raw bytes)            the marker (8 bytes, document 001)
                     "meta"                                       generation, store id, clock anchor
                     "sim" …                                      free for tests and the simulator
+                    "budget" <u> …                               money and tokens, reserved and spent
     1  outcome      <slot>                                       what the last commits answered
     2  sequence     <space bytes>                                last number given by append
     3  blob         "data" <hash>                                large values, content-addressed

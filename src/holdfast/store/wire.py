@@ -2,8 +2,8 @@
 
 A frame is a length (u32, big-endian) and that many bytes of msgpack.
 
-    client → writer    [HELLO, pid, ...] once, then [TXNS, [request, ...]] | [WATCH, topic]
-    writer → client    Welcome | [code, fields] once, then [[answer, ...], {topic: commit_no}]
+    client → writer    Hello once, then ToWriter: [[request, ...], [topic, ...]]
+    writer → client    Welcome once, then ToClient: [[answer, ...], {topic: commit_no}]
 
 Requests and answers are plain data; nothing received is ever executed or unpickled, and an
 operation is named, not sent.

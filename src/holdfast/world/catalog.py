@@ -373,6 +373,14 @@ def check_address(universe: str, type: str, name: str) -> None:
         )
 
 
+def drop_hints(txn: Txn, universe: str, worker: str, limit: int) -> None:
+    """Remove the hints of a worker that is gone: its worlds have theirs elsewhere by now."""
+    check_limit(limit)
+    prefix = _keys(universe).ready + tuples.pack((worker,))
+    for key, _ in txn.scan(prefix, tuples.after(prefix), limit):
+        txn.delete(key)
+
+
 # -- inside --------------------------------------------------------------------------------------
 
 

@@ -31,6 +31,7 @@ from holdfast.messages import (
     TimerSet,
     intent_hash,
 )
+from holdfast.world import every
 from holdfast.world.catalog import check_address, check_text
 
 
@@ -64,6 +65,8 @@ class Frame(codec.Record, frozen=True):
     entropy: bytes
     generation: int
     correlation_id: str | None = None
+    # Whether this world handles receipts of its mail.
+    mail_answered: bool = False
 
 
 class Context:
@@ -128,9 +131,14 @@ class Context:
             key=call.key,
         )
 
-    def cancel(self, intent: Intent) -> Intent:
-        """Stop wanting an effect: if it is not done yet, its receipt is an error `cancelled`."""
-        return self._emit(EFFECT_CANCEL, intent.intent_hash)
+    def cancel(self, intent: Intent | bytes) -> Intent:
+        """Stop wanting an effect, by its intent or its `intent_hash`.
+
+        If nobody is doing it, its receipt is the error `cancelled`; else it ends as it ends.
+        """
+        return self._emit(
+            EFFECT_CANCEL, intent if isinstance(intent, bytes) else intent.intent_hash
+        )
 
     def after(self, seconds: float, event: Any, *, key: str | None = None) -> Intent:
         """Deliver an event to this world after a time. The key is a slot: setting it replaces."""
@@ -146,7 +154,24 @@ class Context:
         check_time("at", wall_ns)
         return self._set_timer(event, key, wall_ns=wall_ns)
 
+    def every(
+        self,
+        cron: str,
+        event: Any,
+        *,
+        key: str | None = None,
+        missed: str = "one",
+        zone: str = "UTC",
+    ) -> Intent:
+        """Deliver an event whenever a rule in five fields says so, until its key is cancelled.
+
+        `missed` says what becomes of times at which nothing ran: `skip`, `one` for all, or `all`.
+        """
+        every.check(cron, missed, zone)
+        return self._set_timer(event, key, cron=cron, missed=missed, zone=zone)
+
     def cancel_timer(self, key: str) -> Intent:
+        check_text("timer key", key)
         return self._emit(TIMER_CANCEL, codec.pack(key))
 
     def send(self, world: Any, name: str, event: Any, **headers: str) -> Intent:
@@ -175,8 +200,10 @@ class Context:
 
     # -- inside --------------------------------------------------------------------------------
 
-    def _set_timer(self, event: Any, key: str | None, **when: int) -> Intent:
+    def _set_timer(self, event: Any, key: str | None, **when: Any) -> Intent:
         type, value = self._vocabulary.encode_event(event)
+        if key is not None:
+            check_text("timer key", key)
         slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
         return self._emit(TIMER_SET, _packed(TimerSet(slot, type, value, **when)))
 
@@ -220,6 +247,7 @@ class Context:
             frame.correlation_id,
             frame.height,
             frame.generation,
+            answered=kind != FABRIC_SEND or frame.mail_answered,
         )
         _packed(intent)
         self.intents.append(intent)

@@ -1,8 +1,8 @@
 """Fork: a new world from a state of another. Pointers are copied, history is not.
 
 The child's baseline is the parent's state after entry `at`, its head is that height, its inbox is
-empty. Intents that the parent has pending are not inherited: `effects="drop"` leaves them with the
-parent alone. A state that no snapshot holds is made by replay, and the child keeps it as one.
+empty. What the parent wants and has not got is not inherited, unless `effects` and `timers` say so
+(`world.inherit`). A state that no snapshot holds is made by replay, and the child keeps it as one.
 
 `cut` reads, `plant` writes. What lies at a height never changes, so the two need not be one
 transaction: a parent that is written to all the time is forked like any other.
@@ -14,14 +14,13 @@ from typing import NamedTuple
 
 from holdfast.durable import journal, snapshot
 from holdfast.errors import Invalid, NotFound
+from holdfast.messages import Intent
 from holdfast.store.api import Txn
 from holdfast.world import catalog
 from holdfast.world.catalog import Lineage, Status, WorldRecord, subject_of
+from holdfast.world.inherit import Open, bequeath, check_policies, open_after
 from holdfast.world.kernel import World
 from holdfast.world.restore import restore
-
-EFFECT_POLICIES = ("drop", "fail", "reissue")
-TIMER_POLICIES = ("drop", "keep")
 
 
 class Cutting(NamedTuple):
@@ -33,6 +32,10 @@ class Cutting(NamedTuple):
     height: int
     hash: bytes
     state: bytes
+    # What the child takes over, and how.
+    policy: str = "drop"
+    effects: tuple[Intent, ...] = ()
+    timers: tuple[Intent, ...] = ()
 
 
 def fork(
@@ -48,11 +51,14 @@ def fork(
     """Make the child; forking again under the same name answers with the one that is there."""
     check_policies(effects, timers)
     known = made_before(txn, parent, name, at)
-    return known or plant(txn, cut(txn, parent, at), name, child_id)
+    return known or plant(txn, cut(txn, parent, at, effects=effects, timers=timers), name, child_id)
 
 
-def cut(txn: Txn, parent: World, at: int | None = None) -> Cutting:
-    """The parent's state after entry `at`, or after the last one."""
+def cut(
+    txn: Txn, parent: World, at: int | None = None, *, effects: str = "drop", timers: str = "drop"
+) -> Cutting:
+    """The parent's state after entry `at`, or after the last one, and what the child takes over."""
+    check_policies(effects, timers)
     universe, parent_id = parent.universe, parent.world_id
     _require_parent(txn, universe, parent_id)
     subject = subject_of(universe, parent_id)
@@ -62,7 +68,20 @@ def cut(txn: Txn, parent: World, at: int | None = None) -> Cutting:
         raise NotFound(what="height", world=parent_id, found=height, head=head.height)
     hash = journal.hash_at(txn, subject, height)
     state = _state_bytes(txn, parent, subject, height)
-    return Cutting(universe, parent.program.type, parent_id, height, hash, state)
+    wishes = Open([], [])
+    if (effects, timers) != ("drop", "drop"):
+        wishes = open_after(txn, parent, height)
+    return Cutting(
+        universe,
+        parent.program.type,
+        parent_id,
+        height,
+        hash,
+        state,
+        effects,
+        () if effects == "drop" else tuple(wishes.effects),
+        () if timers == "drop" else tuple(wishes.timers),
+    )
 
 
 def plant(txn: Txn, cutting: Cutting, name: str, child_id: str) -> WorldRecord:
@@ -79,6 +98,8 @@ def plant(txn: Txn, cutting: Cutting, name: str, child_id: str) -> WorldRecord:
     journal.begin_at(txn, child, height, cutting.hash)
     made = catalog.with_lineage(made, Lineage(cutting.parent_id, hash, height))
     catalog.save(txn, made)
+    if cutting.effects or cutting.timers:
+        bequeath(txn, child_id, name, cutting.policy, list(cutting.effects), list(cutting.timers))
     return made
 
 
@@ -91,16 +112,6 @@ def made_before(txn: Txn, parent: World, name: str, at: int | None) -> WorldReco
     if known is None:
         return None
     return _same(catalog.record(txn, parent.universe, known), parent.world_id, at, name)
-
-
-def check_policies(effects: str, timers: str) -> None:
-    if effects not in EFFECT_POLICIES:
-        raise Invalid(what="effects", found=effects, expected=list(EFFECT_POLICIES))
-    if timers not in TIMER_POLICIES:
-        raise Invalid(what="timers", found=timers, expected=list(TIMER_POLICIES))
-    if (effects, timers) != ("drop", "drop"):
-        # Better refused than taken for `drop`: the child would wait for receipts for ever.
-        raise Invalid(what="fork", why="only drop is supported yet", effects=effects, timers=timers)
 
 
 # -- inside --------------------------------------------------------------------------------------

@@ -36,6 +36,11 @@ class Delivered(Record, frozen=True):
     already: bool
 
 
+def user_key(key: str | None) -> str | None:
+    """A user's idempotency key, apart from the system's: nobody can use up a receipt's key."""
+    return None if key is None else f"user:{key}"
+
+
 @operation
 def deliver(txn: Txn, to: Address, key: str | None, ingress: Ingress) -> Delivered:
     """Accept one ingress: durable and in order when this returns."""

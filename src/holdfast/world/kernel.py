@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from holdfast import codec
 from holdfast.config import ERROR_TEXT_CHARS_MAX
 from holdfast.errors import HoldfastError, Invalid, ReplayDiverged
-from holdfast.messages import Ingress, Intent
+from holdfast.messages import FABRIC_SEND, Ingress, Intent
 from holdfast.world.context import Context, Frame, Vocabulary
 from holdfast.world.entry import Outcome, Step
 from holdfast.world.program import Program
@@ -58,6 +58,7 @@ def advance(
         entropy,
         generation,
         ingress.correlation_id,
+        ("receipt", FABRIC_SEND) in world.program.handlers,
     )
     cx = Context(frame, world.vocabulary)
     outcome, error = _run(world, state, ingress, cx)
@@ -79,9 +80,11 @@ def advance(
     return Stepped(step, intents, failed)
 
 
-def repeat(world: World, state: Any, step: Step, *, height: int) -> Any:
+def repeat(
+    world: World, state: Any, step: Step, *, height: int, emitted: list[Intent] | None = None
+) -> Any:
     """Apply a journaled step again; the state after it. ReplayDiverged names the height if it does
-    not come out alike.
+    not come out alike. `emitted` gets what it wanted.
 
     A step that was ignored, or failed, changed nothing. But a state that was written and read is
     not always the one that was written: an int in a float's place has become a float. So where
@@ -93,7 +96,7 @@ def repeat(world: World, state: Any, step: Step, *, height: int) -> Any:
         return world.program.fresh(state)
     if step.outcome is Outcome.IGNORED:
         return state
-    again = advance(
+    stepped = advance(
         world,
         state,
         step.ingress,
@@ -102,7 +105,10 @@ def repeat(world: World, state: Any, step: Step, *, height: int) -> Any:
         wall_ns=step.wall_ns,
         entropy=step.entropy,
         generation=step.generation,
-    ).step
+    )
+    again = stepped.step
+    if emitted is not None:
+        emitted += stepped.intents
     for what, was, now in (
         ("outcome", step.outcome.value, again.outcome.value),
         ("emitted", step.emitted, again.emitted),
@@ -129,7 +135,10 @@ def _run(world: World, state: Any, ingress: Ingress, cx: Context) -> tuple[Outco
         left: object = handler(state, world.program.message(ingress), cx)
         if inspect.isawaitable(left) or inspect.isgenerator(left):
             raise Invalid(what="handler", type=ingress.type, why="it is not a plain function")
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # Whatever a reducer raises is its event's failure, and never the end of its host.
         return Outcome.FAILED, _told(error)
     return Outcome.OK, ""
 

@@ -1,6 +1,7 @@
 """Out of a world: its intents become queue items, timers and mail, in the commit of their entry.
 
-    fabric.send    into the destination's inbox, at once, deduplicated by the intent
+    fabric.send    into the destination's inbox, at once, deduplicated by the intent; a full one
+                   gets it later, by the queue, and the sender goes on
     timer.set      into the timers' queue, not before its time; its key is a slot that holds one
     timer.cancel   empties the slot
     an effect      into the queue of its kind, once per intent, worlds taking turns
@@ -12,16 +13,20 @@ receipt is the error `key_conflict`.
 
 from __future__ import annotations
 
+import contextlib
+
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import RETRY_FULL_NS
 from holdfast.durable import dedupe, queue
+from holdfast.durable.bounds import TIME_NS_MAX
 from holdfast.errors import KeyConflict, Overloaded
 from holdfast.messages import (
     EFFECT_CANCEL,
     FABRIC_SEND,
     TIMER_CANCEL,
     TIMER_SET,
+    FabricReceipt,
     FabricSend,
     Ingress,
     Intent,
@@ -33,6 +38,7 @@ from holdfast.messages import (
 )
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
+from holdfast.world import every
 from holdfast.world.ingress import Address, deliver, deliver_to
 
 # Whoever wanted an effect that dies is told by this operation (it lives above: only named here).
@@ -46,6 +52,7 @@ class Dispatched(Record, frozen=True):
     effect_kind: str
     seq: int
     correlation_id: str | None = None
+    tag: str = ""
 
 
 @operation
@@ -112,18 +119,17 @@ def dispatch(txn: Txn, intent: Intent) -> None:
         key = f"receipt:{name}:{intent.content().hex()}"
         deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
         return
-    seq = queue.put.fn(
-        txn,
-        effects(intent.universe_id, intent.effect_kind),
-        codec.pack(intent),
-        intent.priority,
-        0,
-        # Worlds take turns, and one whose effect dies is told so in the same commit.
-        intent.world_id,
-        WILL,
-    )
-    told = Dispatched(intent.world_id, intent.effect_kind, seq, intent.correlation_id)
+    seq = _enqueue(txn, intent)
+    told = Dispatched(intent.world_id, intent.effect_kind, seq, intent.correlation_id, intent.tag)
     dedupe.remember(txn, kept, name, content, codec.pack(told))
+
+
+def _enqueue(txn: Txn, intent: Intent, not_before_ns: int = 0) -> int:
+    """Worlds take turns, and one whose effect dies is told so in the same commit."""
+    name = effects(intent.universe_id, intent.effect_kind)
+    return queue.put.fn(
+        txn, name, codec.pack(intent), intent.priority, not_before_ns, intent.world_id, WILL
+    )
 
 
 def _send(txn: Txn, intent: Intent) -> None:
@@ -150,7 +156,16 @@ def _mail(txn: Txn, intent: Intent) -> None:
     # The destination's id, if this creates it, follows from the intent, so that a replay agrees.
     mint = codec.digest(b"world", intent.intent_hash)[:16].hex()
     to = Address(intent.universe_id, mail.dest_type, mail.dest_name, mint)
-    deliver.fn(txn, to, f"fabric:{intent.intent_hash.hex()}", ingress)
+    put = deliver.fn(txn, to, f"fabric:{intent.intent_hash.hex()}", ingress)
+    if intent.answered:
+        told = FabricReceipt(
+            "already_enqueued" if put.already else "ok", intent.intent_hash, put.world_id, put.seq
+        )
+        _answer(
+            txn,
+            intent,
+            Receipt(intent.intent_hash, FABRIC_SEND, Status.OK, codec.pack(told), tag=intent.tag),
+        )
 
 
 @operation
@@ -159,9 +174,15 @@ def send_again(txn: Txn, intent: Intent) -> None:
     try:
         _mail(txn, intent)
     except Overloaded:
-        later_ns = txn.now_ns + RETRY_FULL_NS
-        name = effects(intent.universe_id, FABRIC_SEND)
-        queue.put.fn(txn, name, codec.pack(intent), intent.priority, later_ns, intent.world_id)
+        _enqueue(txn, intent, txn.now_ns + RETRY_FULL_NS)
+
+
+def _answer(txn: Txn, intent: Intent, receipt: Receipt) -> None:
+    """Into the sender's inbox, unless it has had its answer: there is only one."""
+    ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
+    key = receipt_key(intent.intent_hash)
+    with contextlib.suppress(KeyConflict):
+        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
 
 
 # -- timers and cancelling -------------------------------------------------------------------------
@@ -183,6 +204,12 @@ def slots_of(txn: Txn, universe: str, world_id: str, limit: int) -> list[tuple[s
     ]
 
 
+def slot(txn: Txn, universe: str, world_id: str, key: str) -> Slot | None:
+    """What a timer's key holds."""
+    row = txn.get(_slot_key(universe, world_id, key))
+    return None if row is None else codec.unpack_as(Slot, row)
+
+
 def clear_slot(txn: Txn, universe: str, world_id: str, slot: str, intent: Intent) -> bool:
     """Free a slot for whom it holds; False when the timer was replaced or cancelled meanwhile."""
     key = _slot_key(universe, world_id, slot)
@@ -198,11 +225,22 @@ def _set_timer(txn: Txn, intent: Intent) -> None:
     universe, world_id = intent.universe_id, intent.world_id
     _empty_slot(txn, universe, world_id, timer.key)
     due_ns = txn.now_ns + (timer.delay_ns or 0)
-    if timer.wall_ns is not None:
+    wall_ns = timer.wall_ns
+    if timer.cron:
+        intent, wall_ns = every.first(intent, timer)
+    if wall_ns is not None:
         # A calendar time: as far from now as the wall clock that the reducer saw says.
-        due_ns = txn.now_ns + max(timer.wall_ns - intent.enqueued_at_ns, 0)
+        due_ns = txn.now_ns + max(wall_ns - intent.enqueued_at_ns, 0)
+    hang_timer(txn, intent, timer.key, due_ns)
+
+
+def hang_timer(txn: Txn, intent: Intent, slot: str, due_ns: int) -> None:
+    """Let a timer wait for a time, in its slot."""
+    universe = intent.universe_id
+    # A far calendar time on a store clock that runs ahead: the last time that there is.
+    due_ns = min(due_ns, TIME_NS_MAX)
     seq = queue.put.fn(txn, timers(universe), codec.pack(intent), 0, due_ns)
-    key = _slot_key(universe, world_id, timer.key)
+    key = _slot_key(universe, intent.world_id, slot)
     txn.put(key, codec.pack(Slot(intent.intent_hash, seq)))
 
 
@@ -226,7 +264,13 @@ def _cancel(txn: Txn, intent: Intent) -> None:
     name = effects(intent.universe_id, found.effect_kind)
     if queue.withdraw.fn(txn, name, found.seq):
         told = Receipt(
-            intent.params, found.effect_kind, Status.ERROR, code="cancelled", error="by its world"
+            intent.params,
+            found.effect_kind,
+            Status.ERROR,
+            code="cancelled",
+            error="by its world",
+            attempts=0,
+            tag=found.tag,
         )
         ingress = receipt_ingress(told, correlation_id=found.correlation_id)
         key = receipt_key(intent.params)

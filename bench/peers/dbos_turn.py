@@ -1,0 +1,71 @@
+"""DBOS on PostgreSQL, which listens on a private socket alone; worker and client are processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from bench.peers import install
+from bench.peers.process import Load
+from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount, percentile
+
+SCRIPT = Path(__file__).with_name("dbos_load.py")
+
+
+class Dbos:
+    name = "dbos"
+    amount = Amount(per_key=10, hot=200, latency=100)
+
+    def __init__(self) -> None:
+        self._python = install.interpreter()
+
+    def settings(self) -> dict[str, str]:
+        with (
+            TemporaryDirectory(dir=install.HOME) as directory,
+            self._load("postgres", str(Path(directory) / "pg")) as postgres,
+        ):
+            found = postgres.ask("settings")
+        version = found.pop("server_version")
+        return {
+            "version": f"{install.version(self._python, 'dbos')}, PostgreSQL {version}",
+            "durability": ", ".join(f"{name} {value}" for name, value in found.items()),
+            "handler": "a workflow, one step a message; queues polled every 20 ms (default 1 s)",
+            "batch": f"send_bulk of {BATCH} messages to {KEYS} workflows",
+            "senders": f"{SENDERS} threads enqueue, a partition a key, one at a time in each",
+            "latency": "enqueue, until the result, polled every 5 ms (default 1 s)",
+        }
+
+    @contextlib.contextmanager
+    def turn(self, directory: Path) -> Iterator[Turn]:
+        with self._load("postgres", str(directory / "pg")) as postgres:
+            url = postgres.ask("url")["url"]
+            with self._load("worker", url), self._load("client", url) as client:
+                yield Turn(client)
+
+    def _load(self, role: str, argument: str) -> Load:
+        return Load([self._python, SCRIPT, role, argument])
+
+
+class Turn:
+    def __init__(self, client: Load) -> None:
+        self._client = client
+        client.ask("senders", keys=KEYS, per_key=1, callers=SENDERS)
+
+    def batch(self, amount: Amount) -> dict[str, float]:
+        found = self._client.ask("batch", keys=KEYS, per_key=amount.per_key, size=BATCH)
+        return {"batch": found["answer"]}
+
+    def senders(self, amount: Amount) -> dict[str, float]:
+        found = self._client.ask("senders", keys=KEYS, per_key=amount.per_key, callers=SENDERS)
+        return {"senders": found["answer"]}
+
+    def hot(self, amount: Amount) -> dict[str, float]:
+        found = self._client.ask("batch", keys=1, per_key=amount.hot, size=BATCH)
+        return {"hot": found["answer"]}
+
+    def latency(self, amount: Amount) -> dict[str, float]:
+        found = self._client.ask("latency", keys=KEYS, count=amount.latency, per_s=LATENCY_PER_S)
+        took = found["answer"]
+        return {"p50": percentile(took, 0.5), "p95": percentile(took, 0.95)}

@@ -1,0 +1,108 @@
+"""The peers, in a directory of their own: `build/peers`. Nothing of it is part of the product.
+
+Python packages come from `requirements-peers.lock`, with hashes; Restate's server from npm, by
+version and sha512. Both are downloaded by whatever pip and npm are configured to use.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+from bench.place import ROOT
+
+HOME = ROOT / "build" / "peers"
+LOCK = ROOT / "requirements-peers.lock"
+INSTALL_S = 900.0
+
+RESTATE_VERSION = "1.7.12"
+# Of the npm package @restatedev/restate-server-PLATFORM.
+RESTATE_SHA512 = {
+    "linux-x64": "URotJ1AIqaSCDkRMl4OrQfTLH+NYuOZb3ZsP7wxxiuAB6pncgPhTUYSvegTF5PTrAShnNyHNpju9kjf2O3QxoA==",
+    "linux-arm64": "aV7YxWvPhp88MjQtObGDhDCTwCBa68wwZOAMmJqDreO0auHYuSfOqabEx4I90coZsx3zShNusppbTPKprOa+dw==",
+    "darwin-x64": "ZRS1kk3S4pzIiup2IRRQ3eHoKJSZ43FG4rDe7UbGFWwZ/Yz0xSDa4/3/kiuwaMHXWs/CsKtJe0shx8JCR0DO1g==",
+    "darwin-arm64": "pHrZMaaeBJxXTgI19WG/aJvxuUDQ2nhSDEEJVseTZQiTEdJ7hboPlhvYacgXIE2iMnLMmWkN5XIlXqosHK8Byg==",
+}
+_MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
+
+
+class CannotInstall(RuntimeError):
+    """Why a peer is not there; the run goes on without it."""
+
+
+def interpreter() -> Path:
+    """The Python that has the peers' packages."""
+    digest = hashlib.sha256(LOCK.read_bytes()).hexdigest()[:12]
+    home = HOME / f"python-{digest}"
+    python = home / "bin" / "python"
+    done = home / ".done"
+    if not done.exists():
+        shutil.rmtree(home, ignore_errors=True)
+        _run([sys.executable, "-m", "venv", home])
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--require-hashes", "-r", LOCK])
+        done.touch()
+    return python
+
+
+def restate_server() -> Path:
+    """The server's binary."""
+    system = f"{platform.system().lower()}-{_MACHINES.get(platform.machine().lower(), 'unknown')}"
+    wanted = RESTATE_SHA512.get(system)
+    if wanted is None:
+        raise CannotInstall(f"Restate has no server for {system}")
+    home = HOME / f"restate-{RESTATE_VERSION}-{system}"
+    binary = home / "restate-server"
+    if binary.exists():
+        return binary
+    if shutil.which("npm") is None:
+        raise CannotInstall("npm is not there to download Restate's server")
+    package = f"@restatedev/restate-server-{system}@{RESTATE_VERSION}"
+    shutil.rmtree(home, ignore_errors=True)
+    home.mkdir(parents=True)
+    _run(["npm", "pack", "--silent", "--ignore-scripts", package], cwd=home)
+    [archive] = home.glob("*.tgz")
+    found = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
+    if found != wanted:
+        archive.unlink()
+        raise CannotInstall(f"{package} does not have the pinned sha512")
+    with tarfile.open(archive) as tar:
+        source = tar.extractfile("package/bin/restate-server")
+        assert source
+        partial = binary.with_suffix(".partial")
+        with partial.open("wb") as target:
+            shutil.copyfileobj(source, target)
+    partial.chmod(0o755)
+    partial.rename(binary)
+    archive.unlink()
+    return binary
+
+
+def version(python: Path, package: str) -> str:
+    code = f"from importlib.metadata import version; print(version({package!r}))"
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
+    return f"{package} {found.stdout.strip()}"
+
+
+def _run(argv: list[str | Path], cwd: Path | None = None) -> None:
+    what = Path(argv[0]).name
+    try:
+        subprocess.run(
+            [str(part) for part in argv],
+            cwd=cwd,
+            check=True,
+            capture_output=True,
+            text=True,
+            timeout=INSTALL_S,
+        )
+    except subprocess.CalledProcessError as error:
+        said = (error.stderr or error.stdout).strip().splitlines()
+        raise CannotInstall(f"{what}: {said[-1] if said else error.returncode}") from None
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotInstall(f"{what}: {type(error).__name__}") from None

@@ -1,0 +1,89 @@
+"""The runs, interleaved: in each, every system takes a turn, started afresh on the same disk."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from bench.peers.install import CannotInstall
+from bench.peers.process import ProcessFailed
+from bench.peers.table import Samples
+from bench.peers.workload import KEYS, PARTS, Amount, System
+from bench.place import new_directory
+from bench.raw import raw_per_s
+
+RAW_S = 0.5
+# What the usual amounts need on a quiet machine with two cores.
+USUAL_RUN_S = 75.0
+
+
+def prepare(makers: dict[str, Callable[[], System]]) -> tuple[list[System], dict[str, str]]:
+    """Those that could be installed, and why the others could not."""
+    systems, absent = [], {}
+    for name, make in makers.items():
+        try:
+            systems.append(make())
+        except (CannotInstall, ProcessFailed, OSError) as error:
+            absent[name] = str(error)
+            print(f"{name}: not measured: {error}", file=sys.stderr, flush=True)
+    return systems, absent
+
+
+def amounts(systems: Sequence[System], *, runs: int, budget_s: float) -> dict[str, Amount]:
+    share = budget_s / (runs * USUAL_RUN_S)
+    return {system.name: system.amount.scaled(share) for system in systems}
+
+
+def take(
+    systems: Sequence[System],
+    amount_of: dict[str, Amount],
+    parts: Sequence[str],
+    *,
+    runs: int,
+    parent: Path,
+) -> tuple[Samples, dict[str, str]]:
+    """All runs: samples by system and measure, and the systems that failed with their error."""
+    samples: Samples = {system.name: {} for system in systems}
+    failed: dict[str, str] = {}
+    for run in range(runs):
+        for system in systems:
+            if system.name in failed:
+                continue
+            with new_directory(parent) as directory:
+                before = raw_per_s(directory, RAW_S)
+                began = time.monotonic()
+                try:
+                    found = _turn(system, directory, amount_of[system.name], parts)
+                except (ProcessFailed, OSError) as error:
+                    failed[system.name] = str(error)
+                    print(f"{system.name}: gave up in run {run + 1}: {error}", file=sys.stderr)
+                    continue
+                found["raw"] = fmean((before, raw_per_s(directory, RAW_S)))
+            for measure, value in found.items():
+                samples[system.name].setdefault(measure, []).append(value)
+            _say(run, system.name, found, time.monotonic() - began)
+    return samples, failed
+
+
+def counts(amount: Amount) -> str:
+    return f"{KEYS} × {amount.per_key}, hot {amount.hot}, latency {amount.latency}"
+
+
+def _turn(system: System, directory: Path, amount: Amount, parts: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, float] = {}
+    with system.turn(directory) as turn:
+        for part in parts:
+            assert part in PARTS
+            found.update(getattr(turn, part)(amount))
+    if ways := [found[way] for way in ("batch", "senders") if way in found]:
+        found["total"] = max(ways)
+    return found
+
+
+def _say(run: int, name: str, found: dict[str, float], took_s: float) -> None:
+    shown = "  ".join(f"{measure} {value:,.4g}" for measure, value in found.items())
+    print(f"run {run + 1}  {name:<9} {took_s:5.0f} s  {shown}", flush=True)

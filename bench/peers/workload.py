@@ -1,0 +1,112 @@
+"""What is measured on every system, how much of it, and what ours must reach beside Restate.
+
+    batch       KEYS keys, messages in batches of BATCH; rate until all are handled
+    senders     the same, one message a call, by SENDERS callers at once
+    hot         one key gets all messages, as fast as the system takes them
+    latency     one message every 20 ms, until it is handled: p50 and p95
+
+`total` is the better of `batch` and `senders`: what a system gets through to all its keys, whichever
+way it likes better. Our rates are judged against that of Restate.
+
+A slow system gets fewer messages: rates are steady, and a run must end. The table says how many.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+KEYS = 100
+BATCH = 1000
+SENDERS = 64
+LATENCY_PER_S = 50
+
+MEASURES = {
+    "batch": "messages/s",
+    "senders": "messages/s",
+    "total": "messages/s",
+    "hot": "messages/s",
+    "p50": "ms",
+    "p95": "ms",
+}
+WHAT = {
+    "batch": f"messages to {KEYS} worlds in batches of {BATCH:,}, until journaled",
+    "senders": f"messages to {KEYS} worlds by {SENDERS} callers, until journaled",
+    "hot": f"messages to one world in batches of {BATCH:,}, until journaled",
+    "p95": f"send to journaled at {LATENCY_PER_S}/s",
+}
+# Which measures come out of which part of a turn.
+PARTS = {"batch": ("batch",), "senders": ("senders",), "hot": ("hot",), "latency": ("p50", "p95")}
+
+
+@dataclass(frozen=True)
+class Amount:
+    """How many messages a system gets."""
+
+    per_key: int = 100
+    hot: int = 10_000
+    latency: int = 250
+
+    def scaled(self, by: float) -> Amount:
+        """Less of it, for a small budget; never more, never nothing."""
+        by = min(by, 1.0)
+        return replace(
+            self,
+            per_key=max(int(self.per_key * by), 2),
+            hot=max(int(self.hot * by), 50),
+            latency=max(int(self.latency * by), 50),
+        )
+
+
+@dataclass(frozen=True)
+class Goal:
+    """Ours against a measure of Restate's: at least so many times it, or below so many times."""
+
+    ours: str
+    restate: str
+    at_least: float | None = None
+    below: float | None = None
+
+    def met(self, ratio: float) -> bool:
+        if self.at_least is not None:
+            return ratio >= self.at_least
+        assert self.below is not None
+        return ratio < self.below
+
+    def __str__(self) -> str:
+        whose = "" if self.ours == self.restate else f" of its {self.restate}"
+        if self.at_least is not None:
+            return f"≥ {self.at_least:g} ×{whose}"
+        return f"< {self.below:g} ×{whose}"
+
+
+GOALS = (
+    Goal("batch", "total", at_least=10),
+    Goal("senders", "total", at_least=3),
+    Goal("hot", "total", at_least=5),
+    Goal("p95", "p95", below=1),
+)
+
+
+class System(Protocol):
+    """One of those compared. `turn` starts it afresh; the parts of the workload run on that."""
+
+    name: str
+    amount: Amount
+
+    def settings(self) -> dict[str, str]: ...
+    def turn(self, directory: Path) -> AbstractContextManager[Turn]: ...
+
+
+class Turn(Protocol):
+    def batch(self, amount: Amount) -> dict[str, float]: ...
+    def senders(self, amount: Amount) -> dict[str, float]: ...
+    def hot(self, amount: Amount) -> dict[str, float]: ...
+    def latency(self, amount: Amount) -> dict[str, float]: ...
+
+
+def percentile(values: list[float], share: float) -> float:
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]

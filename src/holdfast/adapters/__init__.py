@@ -1,0 +1,10 @@
+"""The effects that are shipped, as plain functions: `app.shipped` declares them for users.
+
+    guard        where a request may go: names, ports, addresses
+    connection   a connection to an address that the guard has seen, and a body with a bound
+    http         any request, guarded
+    llm          chat with any OpenAI-compatible endpoint
+    email        mail by SMTP
+
+Extras are imported inside functions: a missing one is `NotInstalled`, which says what to install.
+"""

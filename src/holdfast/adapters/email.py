@@ -1,0 +1,260 @@
+"""One mail by SMTP.
+
+- The Message-ID is made of the intent's idempotency key, so the copies of a repeated attempt are one
+  message to whoever drops duplicates. SMTP itself knows no idempotency: a connection that breaks
+  after the text was sent is tried again, and the docs say so.
+- What goes into a header may not hold a line break or another control character: it is refused, never
+  cleaned. Addresses are bare addresses, and are checked.
+- The server and its password are the operator's: they are in no parameter, receipt or log.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import smtplib
+import ssl
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from email.message import EmailMessage
+from email.policy import SMTP
+from email.utils import formatdate
+from typing import Any, Literal
+
+import msgspec
+
+from holdfast.adapters.errors import (
+    Answered,
+    Interrupted,
+    NotConfigured,
+    Unavailable,
+    Untrusted,
+)
+from holdfast.errors import HoldfastError, Invalid, Timeout, ValueTooLarge
+
+RECIPIENTS_MAX = 100
+MAIL_BYTES_MAX = 3 * 1024 * 1024
+HEADER_CHARS_MAX = 900
+TIMEOUT_S_MAX = 600.0
+
+_ADDRESS = re.compile(
+    r"(?=.{3,254}\Z)[A-Za-z0-9.!#$%&'*+/=?^_`{|}~-]{1,64}"
+    r"@[A-Za-z0-9]([A-Za-z0-9-]{0,62})?(\.[A-Za-z0-9]([A-Za-z0-9-]{0,62})?)*"
+)
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+_HEADER_NAME = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,75}")
+# Those that the adapter writes, or that would change who gets the mail or how it is read.
+_NOT_YOURS = frozenset(
+    {"from", "to", "cc", "bcc", "subject", "date", "message-id", "sender", "reply-to", "return-path",
+     "received", "mime-version", "content-type", "content-transfer-encoding", "content-disposition"}
+)  # fmt: skip
+
+
+class Server(msgspec.Struct, frozen=True):
+    """Where mail is handed in. `tls`: from the first byte, after STARTTLS, or not at all."""
+
+    host: str
+    port: int = 587
+    sender: str = ""
+    user: str = ""
+    password: str = ""
+    tls: Literal["starttls", "tls", "none"] = "starttls"
+    ca_file: str | None = None
+
+    def __repr__(self) -> str:
+        return f"Server({self.host}:{self.port}, tls={self.tls!r})"
+
+    @classmethod
+    def from_env(cls, env: Mapping[str, str]) -> Server:
+        """`HOLDFAST_SMTP_HOST`, `_PORT`, `_SENDER`, `_USER`, `_PASSWORD`, `_TLS`, `_CA_FILE`."""
+        told = {
+            name: value
+            for name in cls.__struct_fields__
+            if (value := env.get(f"HOLDFAST_SMTP_{name.upper()}"))
+        }
+        if "host" not in told:
+            raise NotConfigured(what="SMTP server", hint="set HOLDFAST_SMTP_HOST")
+        try:
+            return msgspec.convert(told, cls, strict=False)
+        except msgspec.ValidationError as error:
+            raise NotConfigured(what="SMTP server", why=str(error)) from None
+
+
+class Mail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What a mail may have besides recipients, subject and text."""
+
+    sender: str = ""
+    cc: tuple[str, ...] = ()
+    bcc: tuple[str, ...] = ()
+    reply_to: str = ""
+    html: str | None = None
+    headers: dict[str, str] = {}
+    timeout_s: float = 30.0
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """The server took it. Recipients that it did not take are in `refused`, with its words."""
+
+    message_id: str
+    refused: dict[str, str] = {}
+
+
+def send(
+    server: Server,
+    to: str | list[str],
+    subject: str,
+    body: str,
+    options: Mail | Mapping[str, Any] | None,
+    *,
+    key: str,
+) -> Sent:
+    mail = _mail_of(options)
+    sender = mail.sender or server.sender
+    everyone = [*_listed(to), *mail.cc, *mail.bcc]
+    message = compose(sender, _listed(to), subject, body, mail, key=key)
+    text = message.as_bytes(policy=SMTP)
+    if len(text) > MAIL_BYTES_MAX:
+        raise ValueTooLarge(what="mail", bytes=len(text), bytes_max=MAIL_BYTES_MAX)
+    began = False
+    try:
+        smtp = _connected(server, mail.timeout_s)
+        began = True
+        try:
+            refused = smtp.sendmail(sender, everyone, text)
+        finally:
+            _leave(smtp)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise _failure_of(error, server, mail.timeout_s, began) from None
+    return Sent(
+        message["Message-ID"],
+        {to: f"{code} {_text(said)}" for to, (code, said) in refused.items()},
+    )
+
+
+def compose(
+    sender: str, to: list[str], subject: str, body: str, mail: Mail, *, key: str
+) -> EmailMessage:
+    """The message, checked. Blind copies are in the envelope and not in here."""
+    _check_addresses([sender], "sender")
+    _check_addresses([*to, *mail.cc, *mail.bcc], "to")
+    if not to or len(to) + len(mail.cc) + len(mail.bcc) > RECIPIENTS_MAX:
+        raise Invalid(what="to", found=len(to), min=1, max=RECIPIENTS_MAX)
+    message = EmailMessage(policy=SMTP)
+    message["From"] = sender
+    message["To"] = ", ".join(to)
+    if mail.cc:
+        message["Cc"] = ", ".join(mail.cc)
+    if mail.reply_to:
+        _check_addresses([mail.reply_to], "reply_to")
+        message["Reply-To"] = mail.reply_to
+    message["Subject"] = _header_text("subject", subject)
+    message["Date"] = formatdate(time.time())
+    message["Message-ID"] = message_id(key, sender)
+    for name, value in mail.headers.items():
+        if not _HEADER_NAME.fullmatch(name) or name.lower() in _NOT_YOURS:
+            raise Invalid(what="header", name=name[:100], why="not a header of yours")
+        message[name] = _header_text(name, value)
+    message.set_content(body)
+    if mail.html is not None:
+        message.add_alternative(mail.html, subtype="html")
+    return message
+
+
+def message_id(key: str, sender: str) -> str:
+    """One id for all attempts of an intent. Keys may hold anything, so it is a hash of them."""
+    return f"<{hashlib.sha256(key.encode()).hexdigest()[:40]}@{sender.rpartition('@')[2]}>"
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _connected(server: Server, timeout_s: float) -> smtplib.SMTP:
+    context = ssl.create_default_context()
+    if server.ca_file is not None:
+        context.load_verify_locations(server.ca_file)
+    smtp: smtplib.SMTP
+    if server.tls == "tls":
+        smtp = smtplib.SMTP_SSL(server.host, server.port, timeout=timeout_s, context=context)
+    else:
+        smtp = smtplib.SMTP(server.host, server.port, timeout=timeout_s)
+    try:
+        if server.tls == "starttls":
+            smtp.starttls(context=context)
+        if server.user:
+            if server.tls == "none":
+                raise NotConfigured(what="SMTP server", why="a password is not sent without TLS")
+            smtp.login(server.user, server.password)
+    except BaseException:
+        smtp.close()
+        raise
+    return smtp
+
+
+def _leave(smtp: smtplib.SMTP) -> None:
+    """Say goodbye. The mail is taken, or not, by now: how this ends must not send it again."""
+    with suppress(smtplib.SMTPException, OSError):
+        smtp.quit()
+    smtp.close()
+
+
+def _failure_of(error: Exception, server: Server, timeout_s: float, began: bool) -> HoldfastError:
+    if isinstance(error, smtplib.SMTPRecipientsRefused):
+        told = {to: code for to, (code, _) in error.recipients.items()}
+        if all(400 <= code < 500 for code in told.values()):
+            return Unavailable(host=server.host, why="recipients are refused for now", codes=told)
+        return Answered(host=server.host, why="no recipient is accepted", codes=told)
+    if isinstance(error, smtplib.SMTPAuthenticationError):
+        return Answered(host=server.host, status=error.smtp_code, why="the log-in is refused")
+    if isinstance(error, smtplib.SMTPResponseException):
+        said = _text(error.smtp_error)
+        if 400 <= error.smtp_code < 500 or error.smtp_code < 0:
+            return Unavailable(host=server.host, status=error.smtp_code, why=said)
+        return Answered(host=server.host, status=error.smtp_code, why=said)
+    if isinstance(error, smtplib.SMTPNotSupportedError):
+        return Answered(host=server.host, why=str(error)[:200])
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return Untrusted(host=server.host, why=error.verify_message)
+    # smtplib tells a time-out as a disconnection, and keeps the reason behind it.
+    if isinstance(error, TimeoutError) or isinstance(error.__context__, TimeoutError):
+        return Timeout(what="mail", host=server.host, waited_s=timeout_s)
+    why = f"{type(error).__name__}: {str(error)[:200]}"
+    return (Interrupted if began else Unavailable)(host=server.host, why=why)
+
+
+def _mail_of(options: Mail | Mapping[str, Any] | None) -> Mail:
+    try:
+        mail = (
+            options
+            if isinstance(options, Mail)
+            else msgspec.convert({} if options is None else options, Mail)
+        )
+    except msgspec.ValidationError as error:
+        raise Invalid(what="options of email.send", why=str(error)) from None
+    if not 0 < mail.timeout_s <= TIMEOUT_S_MAX:
+        raise Invalid(what="timeout_s", found=mail.timeout_s, max=TIMEOUT_S_MAX)
+    return mail
+
+
+def _listed(to: str | list[str]) -> list[str]:
+    return [to] if isinstance(to, str) else list(to)
+
+
+def _check_addresses(addresses: list[str], what: str) -> None:
+    for address in addresses:
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+            raise Invalid(what=what, found=str(address)[:100], expected="name@host")
+
+
+def _header_text(name: str, text: str) -> str:
+    if _CONTROL.search(text) or len(text) > HEADER_CHARS_MAX:
+        raise Invalid(
+            what="header", name=name, why="a line break, a control character, or too long"
+        )
+    return text
+
+
+def _text(said: bytes | str) -> str:
+    return (said.decode(errors="replace") if isinstance(said, bytes) else str(said))[:200]

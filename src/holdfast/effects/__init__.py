@@ -1,0 +1,1 @@
+"""What effects need besides their queue: rates that hold across pools."""

@@ -1,0 +1,204 @@
+"""Budgets: what effects may spend, in money or tokens, in a universe and in each of its worlds.
+
+    limit      set, or lift, the limit of an account
+    reserve    set aside the most that a call can cost, in every account it concerns, or in none
+    settle     replace a reservation by what the call did cost (0: it was never made)
+    lapse      take reservations that nobody settled for long as spent: nobody knows better
+
+- spent + reserved never exceeds a limit by a reservation, whoever asks at the same time: both are
+  judged and changed where commits are applied. A call that costs more than its reservation is still
+  booked in full; then nothing more is granted.
+- A reservation has the key of its intent. Asked for again while it is open, it is the same one, so a
+  call that is repeated after a crash reserves nothing twice. Once settled it is gone, and the key may
+  reserve again: a repeated call is another bill. Each has a number that is never used again, and
+  settling needs it, so a late answer cannot settle its successor's.
+- An account is (universe, scope, unit): the scope is a world's id, or empty for the whole universe.
+  A world without a limit of its own has that of `EACH`. Without a limit all is granted and counted.
+
+Amounts are whole numbers: tokens, or millionths of the currency. Floats would not add up.
+"""
+
+from __future__ import annotations
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.durable.bounds import check_limit, check_name, check_time
+from holdfast.errors import Invalid
+from holdfast.store import schema, tuples
+from holdfast.store.api import Txn, operation
+
+UNIVERSE = ""
+EACH = "*"
+MONEY = "money"
+TOKENS = "tokens"
+UNITS = (MONEY, TOKENS)
+
+AMOUNT_MAX = 1 << 60
+
+
+class Charge(Record, frozen=True):
+    """An amount of one unit."""
+
+    unit: str
+    amount: int
+
+
+class Account(Record, frozen=True):
+    """How an account stands."""
+
+    spent: int = 0
+    reserved: int = 0
+    limit: int | None = None
+
+    def room(self) -> int | None:
+        return None if self.limit is None else self.limit - self.spent - self.reserved
+
+
+class Answer(Record, frozen=True):
+    """`granted`, or the account that stands against it; `later` if settlements could make room."""
+
+    granted: bool
+    number: int = 0
+    scope: str = ""
+    unit: str = ""
+    account: Account = Account()
+    later: bool = False
+
+
+class Reservation(Record, frozen=True):
+    """What a key has set aside."""
+
+    number: int
+    world: str
+    charges: list[Charge]
+    reserved_ns: int
+
+
+@operation
+def limit(txn: Txn, universe: str, scope: str, unit: str, amount: int | None) -> Account:
+    """Set a limit; None lifts it. It may be below what is spent: then nothing more is granted."""
+    if amount is not None:
+        _check_charges([Charge(unit, amount)])
+    key = _limit_key(universe, scope, unit)
+    if amount is None:
+        txn.delete(key)
+    else:
+        txn.put(key, schema.int_bytes(amount))
+    return account(txn, universe, scope, unit)
+
+
+@operation
+def reserve(txn: Txn, universe: str, world: str, key: str, charges: list[Charge]) -> Answer:
+    """Set all charges aside, for the world and the universe, or none."""
+    check_name("world", world)
+    _check_charges(charges)
+    found = reservation(txn, universe, key)
+    if found is not None:
+        return Answer(True, found.number)
+    for charge in charges:
+        for scope in (world, UNIVERSE):
+            standing = account(txn, universe, scope, charge.unit)
+            room = standing.room()
+            if room is not None and charge.amount > room:
+                later = charge.amount <= room + standing.reserved
+                return Answer(False, 0, scope, charge.unit, standing, later)
+    counter = _key(universe, "n")
+    number = txn.count(counter) + 1
+    txn.add(counter, 1)
+    kept = Reservation(number, world, charges, txn.now_ns)
+    txn.put(_key(universe, "k", key), codec.pack(kept))
+    txn.put(_key(universe, "t", kept.reserved_ns, key), b"")
+    _move(txn, universe, kept, "r", {charge.unit: charge.amount for charge in charges})
+    return Answer(True, number)
+
+
+@operation
+def settle(txn: Txn, universe: str, key: str, number: int, charges: list[Charge]) -> bool:
+    """Book what it cost instead of what was set aside; False if that was done before."""
+    _check_charges(charges)
+    found = reservation(txn, universe, key)
+    if found is None or found.number != number:
+        return False
+    _close(txn, universe, key, found, charges)
+    return True
+
+
+@operation
+def lapse(txn: Txn, universe: str, older_than_ns: int, limit: int) -> int:
+    """Book in full what was reserved longer ago than this and never settled; how many."""
+    check_time("older_than_ns", older_than_ns)
+    check_limit(limit)
+    by_time = _key(universe, "t")
+    rows = txn.scan(by_time, by_time + tuples.pack_int(txn.now_ns - older_than_ns), limit)
+    for row, _ in rows:
+        _, key = tuples.unpack(row[len(by_time) :])
+        assert isinstance(key, str)
+        found = reservation(txn, universe, key)
+        assert found is not None, "the index follows the reservations"
+        _close(txn, universe, key, found, found.charges)
+    return len(rows)
+
+
+def account(txn: Txn, universe: str, scope: str, unit: str) -> Account:
+    """How an account stands now."""
+    told = txn.get(_limit_key(universe, scope, unit))
+    if told is None and scope not in (UNIVERSE, EACH):
+        told = txn.get(_limit_key(universe, EACH, unit))
+    return Account(
+        txn.count(_key(universe, "s", scope, unit)),
+        txn.count(_key(universe, "r", scope, unit)),
+        None if told is None else schema.int_of(told),
+    )
+
+
+def reservation(txn: Txn, universe: str, key: str) -> Reservation | None:
+    check_name("key", key)
+    row = txn.get(_key(universe, "k", key))
+    return None if row is None else codec.unpack_as(Reservation, row)
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _close(txn: Txn, universe: str, key: str, found: Reservation, charges: list[Charge]) -> None:
+    txn.delete(_key(universe, "t", found.reserved_ns, key))
+    txn.delete(_key(universe, "k", key))
+    _move(txn, universe, found, "r", {charge.unit: -charge.amount for charge in found.charges})
+    _move(txn, universe, found, "s", {charge.unit: charge.amount for charge in charges})
+
+
+def _move(txn: Txn, universe: str, of: Reservation, column: str, by: dict[str, int]) -> None:
+    for unit, amount in by.items():
+        for scope in (of.world, UNIVERSE):
+            txn.add(_key(universe, column, scope, unit), amount)
+
+
+def _check_charges(charges: list[Charge]) -> None:
+    units = [charge.unit for charge in charges]
+    if not set(units) <= set(UNITS) or len(units) != len(set(units)) or not units:
+        raise Invalid(what="charges", found=units, expected=UNITS)
+    for charge in charges:
+        if not 0 <= charge.amount <= AMOUNT_MAX:
+            raise Invalid(what=charge.unit, found=charge.amount, min=0, max=AMOUNT_MAX)
+
+
+def _limit_key(universe: str, scope: str, unit: str) -> bytes:
+    if unit not in UNITS:
+        raise Invalid(what="unit", found=unit, expected=UNITS)
+    if scope not in (UNIVERSE, EACH):
+        check_name("scope", scope)
+    return _key(universe, "l", scope, unit)
+
+
+def _key(universe: str, *path: tuples.Element) -> bytes:
+    """The space of app state has room for it: "budget" <u> and one of
+
+    "l" <scope> <unit>       limits
+    "s" <scope> <unit>       spent
+    "r" <scope> <unit>       reserved
+    "n"                      the number of the last reservation
+    "k" <key>                open reservations
+    "t" <reserved_ns> <key>  the same, by time
+    """
+    check_name("universe", universe)
+    return schema.prefix(schema.Space.APP_STATE, "budget", universe, *path)

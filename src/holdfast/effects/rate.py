@@ -1,0 +1,86 @@
+"""How often something may be begun, across all processes: blocks of tokens leased from the store.
+
+The tokens of a queue are slots of time, one after the other, spaced so that no second holds more of
+them than the rate. A block is the next n slots, by store time; its row says until when they are
+given away. A token may be used from the start of its slot on, `LATE_NS` long, and the spacing
+allows for that lateness. So
+
+- over any second, wherever it starts, no more begin than the rate, however many pools there are;
+- time in which nobody asked is lost: after a pause there is no burst;
+- nobody starves: whoever asks gets the next slots, and a block reaches only `AHEAD_NS` ahead.
+
+A pool that dies with a block in hand wastes it, and so does one whose work was done by another.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from holdfast.clock import MS, S
+from holdfast.codec import Record
+from holdfast.durable.bounds import check_name
+from holdfast.errors import Invalid
+from holdfast.store import schema
+from holdfast.store.api import Store, Txn, operation
+
+# A block reaches no further than this beyond now: what a dead pool may waste of a fast rate.
+AHEAD_NS = 100 * MS
+# How late a token may be used: a busy process is not punctual.
+LATE_NS = 50 * MS
+TOKENS_MAX = 1_000
+RATE_MAX = 1e9
+
+
+class Block(Record, frozen=True):
+    """Slots that nobody else has: the first begins at `from_ns`, each is `slot_ns` long."""
+
+    from_ns: int
+    slot_ns: int
+    tokens: int
+
+
+@operation
+def grant(txn: Txn, queue: str, rate_per_s: float, wanted: int) -> Block:
+    """The next slots of a rate: one at least, and as many as are wanted within `AHEAD_NS`."""
+    check_name("queue", queue)
+    if not 0 < rate_per_s <= RATE_MAX or not 1 <= wanted <= TOKENS_MAX:
+        raise Invalid(what="rate", queue=queue, rate_per_s=rate_per_s, wanted=wanted)
+    key = schema.prefix(schema.Space.QUEUE, queue, "rate")
+    # Rounded up: never above the rate.
+    slot_ns = -int(-(S + LATE_NS) // rate_per_s)
+    from_ns = max(txn.now_ns, txn.count(key))
+    room = (txn.now_ns + AHEAD_NS - from_ns) // slot_ns
+    tokens = max(1, min(wanted, room))
+    txn.put(key, schema.int_bytes(from_ns + tokens * slot_ns))
+    return Block(from_ns, slot_ns, tokens)
+
+
+class Tokens:
+    """One pool's tokens of one rate. Not for several threads at once."""
+
+    def __init__(self, store: Store, queue: str, rate_per_s: float) -> None:
+        self._store = store
+        self._queue = queue
+        self._rate_per_s = rate_per_s
+        self._slots: deque[int] = deque()
+
+    def take(self, wanted: int) -> int:
+        """How many may begin now, of those wanted. What is taken and not begun is wasted."""
+        now_ns = self._store.now_ns()
+        while self._slots and self._slots[0] + LATE_NS < now_ns:
+            self._slots.popleft()
+        if not self._slots:
+            block: Block = self._store.transact(
+                grant, self._queue, self._rate_per_s, min(wanted, TOKENS_MAX)
+            )
+            self._slots.extend(block.from_ns + n * block.slot_ns for n in range(block.tokens))
+            now_ns = self._store.now_ns()
+        taken = 0
+        while self._slots and taken < wanted and self._slots[0] <= now_ns:
+            self._slots.popleft()
+            taken += 1
+        return taken
+
+    def wait_ns(self) -> int:
+        """How long until the next of ours begins; 0 when there is none, and one may be asked for."""
+        return max(0, self._slots[0] - self._store.now_ns()) if self._slots else 0

@@ -1,0 +1,322 @@
+"""The rows of an audit against the model of a universe: what is written is what should be.
+
+an entry      is what was committed, chained to the one before
+a snapshot    is the model's state at its height
+an intent     is in exactly one place: a queue, or the inbox or journal it was sent to
+a fork        has its lineage, and nothing that its parent was sent
+a hint        lies where it is looked for, for every world that has work
+who leads     is what the log of authority says
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.sim import check_app
+from holdfast.sim.check_app import Want
+from holdfast.sim.history import Event
+from holdfast.sim.model_worlds import FAILURES, Model, World, id_of
+from holdfast.sim.violation import Violation
+
+Plain = dict[str, Any]
+
+# Keys of what was not sent by a sender.
+MAIL = ("fabric:", "redrive:", "receipt:")
+DECISION = ("kind", "owner", "incarnation", "lease_id", "generation", "epoch", "decided_ns",
+            "leased_until_ns")  # fmt: skip
+# The authority's moves: what may come before, what is after.
+_BEFORE = {
+    "acquired": ("free", "stale"),
+    "renewed": ("held",),
+    "marked_stale": ("held",),
+    "released": ("held", "stale"),
+    "force_released": ("free", "held", "stale"),
+}
+_AFTER = {
+    "acquired": "held",
+    "renewed": "held",
+    "marked_stale": "stale",
+    "released": "free",
+    "force_released": "free",
+}
+
+
+class Comparison:
+    """One audit. What differs from the model is in `found`."""
+
+    def __init__(self, model: Model, event: Event) -> None:
+        self.model = model
+        self.event = event
+        self.found: list[Violation] = []
+
+    def _bad(self, number: str, what: str) -> None:
+        self.found.append(Violation(number, what, self.event))
+
+    def compare(self) -> None:
+        for universe, found in self.event.value.get("worlds", {}).items():
+            rows = _Rows(universe, self.event.value)
+            for world_id, record in found["records"].items():
+                subject = f"{universe}/{world_id}"
+                world = self.model.world(subject)
+                world.name = record["name"]
+                self._lineage(subject, world, record)
+                self._inbox(subject, world, rows)
+                self._journal(subject, world, rows)
+                self._snapshots(subject, world, rows)
+                self._hint(subject, world, record, found, rows)
+            self._authority(universe, rows)
+            self._indexes(universe, found)
+            self._intents(universe, rows)
+            self._failures(universe, rows)
+
+    def _lineage(self, subject: str, world: World, record: Plain) -> None:
+        if (record["lineage"] is not None) != world.forked:
+            self._bad("K1", f"{subject}: lineage {record['lineage']}, forked {world.forked}")
+        elif world.forked and record["lineage"]["forked_at_height"] != world.base:
+            self._bad("K1", f"{subject}: the lineage names another height")
+
+    def _inbox(self, subject: str, world: World, rows: _Rows) -> None:
+        inbox = rows.inbox(subject)
+        cursor, last = inbox["cursor"], inbox["last_seq"]
+        if cursor != world.cursor:
+            self._bad("I2", f"{subject}: the cursor is {cursor}, {world.cursor} journaled")
+        journaled = Counter(step["seq"] for step in world.steps)
+        for seq, (_, body) in world.delivered.items():
+            row = inbox["rows"].get(seq)
+            lost = "I1" if seq in world.known else "I4"
+            if journaled[seq] > 1:
+                self._bad("I1", f"{subject}/{seq}: journaled {journaled[seq]} times")
+            if seq <= cursor and not journaled[seq]:
+                self._bad("I3", f"{subject}/{seq}: below the cursor, not in the journal")
+            elif seq > cursor and row is None:
+                self._bad(lost, f"{subject}/{seq}: delivered, and lost")
+            elif row is not None and rows.ingress(row) != body:
+                self._bad("I1", f"{subject}/{seq}: delivered with another body")
+        for seq, row in inbox["rows"].items():
+            if seq <= cursor:
+                self._bad("I3", f"{subject}/{seq}: below the cursor, and still there")
+            elif seq not in world.delivered and not str(row["key"]).startswith(MAIL):
+                number = "K1" if world.forked else "I4"
+                self._bad(number, f"{subject}/{seq}: there, but nobody delivered it")
+        if sorted(inbox["rows"]) != list(range(cursor + 1, last + 1)):
+            self._bad("I3", f"{subject}: {sorted(inbox['rows'])} after {cursor}")
+        self._once(subject, world, rows)
+
+    def _once(self, subject: str, world: World, rows: _Rows) -> None:
+        """Every message has a name of its own: it is here once, and once more for each redrive."""
+        ids = Counter(id_of(step["ingress"]) for step in world.steps)
+        for row in rows.inbox(subject)["rows"].values():
+            ids[id_of(dict(zip(check_app.INGRESS, rows.ingress(row), strict=True)))] += 1
+        for id, times in ids.items():
+            if id and times > 1 + world.redriven[id]:
+                self._bad("I1", f"{subject}: {id} is there {times} times")
+
+    def _journal(self, subject: str, world: World, rows: _Rows) -> None:
+        head, entries, doubled = rows.journal(subject)
+        if head is None:
+            if world.bodies:
+                self._bad("J2", f"{subject}: {world.height} entries, and no journal")
+            return
+        if head["height"] != world.height:
+            self._bad("J2", f"{subject}: the head is {head['height']}, not {world.height}")
+        if sorted(entries) != list(range(head["floor"], head["height"] + 1)) or doubled:
+            self._bad("J2", f"{subject}: heights {sorted(entries)}, twice {doubled}")
+            return
+        last = head["below"]
+        for height, entry in sorted(entries.items()):
+            body, at = rows.body(entry), height - world.base - 1
+            if not 0 <= at < len(world.bodies) or world.bodies[at] != body:
+                self._bad("J2", f"{subject}: entry {height} is not what was committed")
+            last = _link(last, height, entry)
+            if last != entry["hash"]:
+                self._bad("J2", f"{subject}: the chain is broken at {height}")
+        if last != head["hash"]:
+            self._bad("J2", f"{subject}: the head's hash is not the last entry's")
+
+    def _snapshots(self, subject: str, world: World, rows: _Rows) -> None:
+        saved, baseline = rows.snapshots(subject)
+        for height, row in saved.items():
+            state = world.state_at(height)
+            if state is None:
+                self._bad("J3", f"{subject}: a snapshot at {height}, beyond the journal")
+            elif rows.state(row) != check_app.stored(state):
+                number = "K1" if world.forked and height == world.base else "J3"
+                text = f"{subject}: the snapshot at {height} is not the journal's state"
+                self._bad(number, text)
+        floor = (rows.journal(subject)[0] or {"floor": 1})["floor"]
+        if baseline is not None and baseline["height"] not in saved:
+            self._bad("J4", f"{subject}: the baseline {baseline['height']} is gone")
+        if floor > 1 and (baseline is None or floor > baseline["height"] + 1):
+            self._bad("J4", f"{subject}: cut off at {floor}, baseline {baseline}")
+
+    def _hint(self, subject: str, world: World, record: Plain, found: Plain, rows: _Rows) -> None:
+        """A world that has work is hinted to whoever looks for it: its worker, or the leader."""
+        if record["status"] != "active" or not rows.inbox(subject)["rows"]:
+            return
+        assigned = found["assignments"].get(world.world_id)
+        worker = "" if assigned is None else assigned["desired_worker_id"] or ""
+        if [worker, world.world_id] not in found["hints"]:
+            self._bad("R3", f"{subject}: has work, and no hint with {worker or 'nobody'}")
+
+    def _indexes(self, universe: str, found: Plain) -> None:
+        recount = Counter(record["status"] for record in found["records"].values())
+        if {name: n for name, n in found["counts"].items() if n} != dict(recount):
+            self._bad("S4", f"{universe}: counts {found['counts']}, recount {recount}")
+        assigned = [[a["desired_worker_id"], w] for w, a in found["assignments"].items()]
+        if sorted(found["by_worker"]) != sorted(assigned):
+            self._bad("S4", f"{universe}: worlds by worker and assignments differ")
+        named = {
+            f"{record['type']}/{record['name']}": world_id
+            for world_id, record in found["records"].items()
+            if record["status"] != "deleted"
+        }
+        if named != found["names"]:
+            self._bad("S4", f"{universe}: names and records differ")
+
+    def _authority(self, universe: str, rows: _Rows) -> None:
+        """Who leads is what the log of decisions says."""
+        subject = f"{universe}/authority"
+        told: Plain = {"state": "free", "epoch": 0}
+        for _, entry in sorted(rows.journal(subject)[1].items()):
+            decision = check_app.read(DECISION, entry["body"])
+            kind = decision["kind"]
+            if told["state"] not in _BEFORE[kind]:
+                self._bad("J5", f"{subject}: {kind} while {told['state']}")
+            if kind in ("acquired", "renewed"):
+                told = {name: decision[name] for name in DECISION[1:]}
+            told["state"] = _AFTER[kind]
+        lease = rows.lease(subject)
+        right = [lease["state"], lease["epoch"]]
+        found = [told["state"], told["epoch"]]
+        if lease["state"] != "free":
+            right += [lease["worker"], lease["incarnation"], lease["expires_ns"]]
+            found += [told.get(name) for name in ("owner", "incarnation", "leased_until_ns")]
+        if found != right:
+            self._bad("J5", f"{subject}: the log says {found}, the lease {right}")
+
+    def _intents(self, universe: str, rows: _Rows) -> None:
+        """Each intent is in exactly one place, and nothing is anywhere before its entry."""
+        places: Counter[bytes] = Counter(rows.mailed())
+        answered = set(rows.receipts())
+        for step in (step for world in self.model.worlds.values() for step in world.steps):
+            hash, kind = step["ingress"]["intent_hash"], step["ingress"]["kind"]
+            if kind == "fabric":
+                places[hash] += 1
+            elif kind == "receipt":
+                answered.add(hash)
+        for queue, intent in rows.queued():
+            places[intent["intent_hash"]] += 1
+            known = self.model.wants.get(intent["intent_hash"])
+            if known is not None and not _belongs(queue, known[1], intent):
+                self._bad("E1", f"{queue}: an intent in the wrong place or shape")
+        for hash, (subject, want) in self.model.wants.items():
+            if places[hash] != 1:
+                self._bad("E1", f"{subject}: a {want.kind} is in {places[hash]} places")
+        for hash in places:
+            if hash not in self.model.wants:
+                self._bad("J1", f"{universe}: an intent {hash.hex()[:8]} of no entry")
+        for hash, subject in self.model.refused.items():
+            if hash not in answered:
+                self._bad("E1", f"{subject}: a key was refused, and nobody told")
+
+    def _failures(self, universe: str, rows: _Rows) -> None:
+        failed = Counter(
+            (subject, step["seq"])
+            for subject, world in self.model.worlds.items()
+            for step in world.steps
+            if step["outcome"] == "failed"
+        )
+        posted = Counter(
+            (subject, seq)
+            for n, (subject, seq, _) in self.model.letters.items()
+            if n not in self.model.redriven
+        )
+        again = {self.model.letters[n][:2] for n in self.model.redriven}
+        for place in {*failed, *posted}:
+            if place not in again and failed[place] != posted[place]:
+                self._bad("D1", f"{place}: failed {failed[place]}, posted {posted[place]}")
+        dead = rows.queue(f"{universe}/{FAILURES}")["dead"]
+        for n in self.model.letters:
+            if n not in self.model.redriven and n not in dead:
+                self._bad("D1", f"{universe}: failed event {n} is gone")
+
+
+class _Rows:
+    """One audit, by subject."""
+
+    def __init__(self, universe: str, value: Plain) -> None:
+        self._universe = f"{universe}/"
+        self._value = value
+
+    def inbox(self, subject: str) -> Plain:
+        empty: Plain = {"rows": {}, "cursor": 0, "last_seq": 0}
+        found: Plain = self._value["inboxes"].get(subject, empty)
+        return found
+
+    def journal(self, subject: str) -> tuple[Plain | None, dict[int, Plain], list[int]]:
+        found = self._value["journals"].get(subject, {"head": None, "entries": {}})
+        return found["head"], found["entries"], found.get("doubled", [])
+
+    def snapshots(self, subject: str) -> tuple[dict[int, Plain], Plain | None]:
+        found = self._value["snapshots"].get(subject, {"states": {}, "baseline": None})
+        return found["states"], found["baseline"]
+
+    def lease(self, resource: str) -> Plain:
+        found: Plain = self._value["leases"].get(resource, {"state": "free", "epoch": 0})
+        return found
+
+    def queue(self, name: str) -> Plain:
+        found: Plain = self._value["queues"].get(name, {"items": {}, "dead": {}})
+        return found
+
+    def body(self, row: Plain, field: str = "body") -> bytes:
+        found: bytes = (
+            self._value["blobs"]["data"][row["blob"].hex()] if row["blob"] else row[field]
+        )
+        return found
+
+    def state(self, row: Plain) -> bytes:
+        found: bytes | None = row["state"]
+        if found is None:
+            found = self._value["blobs"]["data"][row["hash"].hex()]
+        assert found is not None
+        return found
+
+    def ingress(self, row: Plain) -> list[Any]:
+        return list(check_app.read(check_app.INGRESS, self.body(row)).values())
+
+    def mailed(self) -> Iterator[bytes]:
+        """What other worlds have sent, and nobody has read yet."""
+        yield from self._waiting("fabric")
+
+    def receipts(self) -> Iterator[bytes]:
+        yield from self._waiting("receipt")
+
+    def _waiting(self, kind: str) -> Iterator[bytes]:
+        for subject, inbox in self._value["inboxes"].items():
+            if subject.startswith(self._universe):
+                for row in inbox["rows"].values():
+                    ingress = check_app.read(check_app.INGRESS, self.body(row))
+                    if ingress["kind"] == kind:
+                        yield ingress["intent_hash"]
+
+    def queued(self) -> Iterator[tuple[str, Plain]]:
+        for name, queue in self._value["queues"].items():
+            if name.startswith(self._universe) and not name.endswith(FAILURES):
+                for row in queue["items"].values():
+                    yield name, check_app.read(check_app.INTENT, self.body(row, "payload"))
+
+
+def _belongs(queue: str, want: Want, intent: Plain) -> bool:
+    place = "timers" if want.kind == "timer.set" else f"effects/{want.kind}"
+    fits = (intent["effect_kind"], intent["params"]) == (want.kind, want.params)
+    return fits and queue.partition("/")[2] == place
+
+
+def _link(last: bytes, height: int, entry: Plain) -> bytes:
+    at = height.to_bytes(8, "big") + entry["at_ns"].to_bytes(8, "big", signed=True)
+    kind = b"\x01" if entry["blob"] else b"\x00"
+    return hashlib.sha256(last + at + kind + (entry["blob"] or entry["body"])).digest()

@@ -1,0 +1,284 @@
+"""Checkers of worlds, by replaying a model: J1 to J5, I1 to I5, K1, E1, D1, A1, S3, S4, R3.
+
+Ingress gets a number when it is delivered; a cycle journals the next of it, in order; `check_app` says
+what each entry should hold, what it should have emitted and which state follows. Who may host a world
+follows from assignments, leases and what operators did. At every audit the rows are compared with all
+of that: see `check_world_rows`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.sim import check_app
+from holdfast.sim.check_app import Want
+from holdfast.sim.check_world_rows import Comparison
+from holdfast.sim.history import Event, History
+from holdfast.sim.lease_events import expanded, stuck_now
+from holdfast.sim.model_worlds import FAILURES, Model, World, id_of
+from holdfast.sim.violation import Violation
+
+Plain = dict[str, Any]
+
+
+class _Replay:
+    """One life of the store, seen by its worlds."""
+
+    def __init__(self, config: Plain) -> None:
+        self.model = Model()
+        self.found: list[Violation] = []
+        self._stuck_max = config.get("stuck_max", 0)
+
+    def step(self, event: Event) -> None:
+        if event.op == "audit":
+            comparison = Comparison(self.model, event)
+            comparison.compare()
+            self.found += comparison.found
+        elif event.op == "diverged":
+            self._diverged(event)
+        elif event.applied and event.op in _STEPS:
+            _STEPS[event.op](self, event)
+
+    def _bad(self, number: str, what: str, event: Event) -> None:
+        self.found.append(Violation(number, what, event))
+
+    def _world(self, subject: str) -> World:
+        return self.model.world(subject)
+
+    # -- in --------------------------------------------------------------------------------------
+
+    def _deliver(self, event: Event) -> None:
+        args = event.args
+        self._delivered(event, args["to"], args["key"], args["ingress"], event.value)
+
+    def _deliver_many(self, event: Event) -> None:
+        for (to, key, ingress), value in zip(event.args["items"], event.value, strict=True):
+            self._delivered(event, to, key, ingress, value)
+
+    def _delivered(
+        self, event: Event, to: Plain, key: str | None, ingress: Plain, value: Plain
+    ) -> None:
+        subject, seq = f"{to['universe']}/{value['world_id']}", value["seq"]
+        world, body = self._world(subject), list(ingress.values())
+        first = world.keys.get(key) if key is not None else None
+        if first is not None and first[1] != body:
+            self._bad("I5", f"{subject}: key {key!r} was taken with another body", event)
+        elif first is not None and (first[0] != seq or not value["already"]):
+            self._bad("I4", f"{subject}: key {key!r} is {seq}, was {first[0]}", event)
+        if not value["already"]:
+            if seq in world.delivered or seq <= world.cursor:
+                self._bad("I1", f"{subject}/{seq}: a sequence number was given twice", event)
+            world.delivered[seq] = (key, body)
+        if key is not None:
+            world.keys.setdefault(key, (seq, body))
+        if event.result == "ok":
+            world.known.add(seq)
+
+    # -- the host --------------------------------------------------------------------------------
+
+    def _commit(self, event: Event) -> None:
+        cycle = event.args["cycle"]
+        subject = event.args["lease"]["resource"]
+        world = self._world(subject)
+        if cycle["expected_head"] != world.height:
+            self._bad(
+                "J2", f"{subject}: appended on {cycle['expected_head']}, at {world.height}", event
+            )
+        if world.status != "active":
+            self._bad("A1", f"{subject}: a cycle, but it is {world.status}", event)
+        for body in cycle["bodies"]:
+            self._append(event, subject, world, body)
+
+    def _append(self, event: Event, subject: str, world: World, body: bytes) -> None:
+        step = check_app.step_of(body)
+        height = world.height + 1
+        seq, ingress = step["seq"], step["ingress"]
+        if seq != world.cursor + 1:
+            self._bad("I2", f"{subject}: ingress {seq} journaled after {world.cursor}", event)
+        put = world.delivered.get(seq)
+        if put is None and ingress["kind"] == "event" and not world.redriven[id_of(ingress)]:
+            self._bad("I4", f"{subject}/{seq}: journaled, but nobody delivered it", event)
+        elif put is not None and put[1] != list(ingress.values()):
+            self._bad("I1", f"{subject}/{seq}: journaled with another body", event)
+        should = check_app.react(world.states[-1], step, world.world_id, world.name, height)
+        emitted = [want.content for want in should.wants]
+        for what, was, right in (
+            ("outcome", step["outcome"], should.outcome),
+            ("reply", step["reply"], should.reply),
+            ("emissions", step["emitted"], emitted),
+        ):
+            if was != right:
+                text = f"{subject}: entry {height} has {what} {was!r}, the model {right!r}"
+                self._bad("J3", text, event)
+        world.bodies.append(body)
+        world.steps.append(step)
+        world.states.append(should.state)
+        for want in should.wants:
+            self._wanted(subject, world, step["generation"], want)
+
+    def _wanted(self, subject: str, world: World, generation: int, want: Want) -> None:
+        """A key stands for what it was used for first; something else under it is refused. The key
+        of a timer is a slot: what is set there goes when another is set, or when it is emptied."""
+        slot = check_app.slot_of(want)
+        if slot is not None:
+            self.model.wants.pop(world.slots.pop(slot, b""), None)
+            if want.kind == "timer.cancel":
+                return
+            world.slots[slot] = want.hash
+        if want.key is not None:
+            wanted = check_app.digest(want.kind.encode(), want.params)
+            if world.ordered.setdefault((generation, want.key), wanted) != wanted:
+                self.model.refused[want.hash] = subject
+                return
+        self.model.wants.setdefault(want.hash, (subject, want))
+
+    def _posted(self, event: Event) -> None:
+        if event.args["queue"].endswith(FAILURES):
+            letter = check_app.read(check_app.LETTER, event.args["payload"])
+            subject = f"{event.args['queue'].partition('/')[0]}/{letter['world_id']}"
+            id = id_of(check_app.read(check_app.INGRESS, letter["ingress"]))
+            self.model.letters[event.value] = (subject, letter["seq"], id)
+
+    def _redrive(self, event: Event) -> None:
+        if event.args["queue"].endswith(FAILURES):
+            for old, new in zip(event.args["seqs"], event.value, strict=True):
+                subject, seq, id = self.model.letters[old]
+                self.model.letters[new] = (subject, seq, id)
+                self.model.redriven |= {old, new}
+                self._world(subject).redriven[id] += 1
+
+    # -- who hosts it ----------------------------------------------------------------------------
+
+    def _acquire(self, event: Event) -> None:
+        for answer in event.value:
+            subject = f"{event.args['universe']}/{answer['world_id']}"
+            world = self._world(subject)
+            world.name = (answer["record"] or {}).get("name", world.name)
+            lease = answer["lease"]
+            stuck = stuck_now(event, answer)
+            lost = world.held and (stuck or (lease and lease["epoch"] != world.epoch))
+            if lost:
+                self._lost(event, subject, world, stuck)
+            if lease is not None:
+                self._allowed(event, subject, world)
+                world.held, world.epoch, world.alone = True, lease["epoch"], False
+            if stuck:
+                world.status, world.held = "parked", False
+                self._forgive(world)
+
+    def _lost(self, event: Event, subject: str, world: World, stuck: bool) -> None:
+        """A lease that ran out is held against the message that was next."""
+        seq = world.cursor + 1
+        world.losses[seq] += 1
+        world.due_losses[seq] += seq in world.delivered
+        if stuck and world.losses[seq] < self._stuck_max:
+            self._bad("S3", f"{subject}: parked after {world.losses[seq]} losses at {seq}", event)
+        if not stuck and world.alone and 0 < self._stuck_max <= world.due_losses[seq]:
+            losses = world.due_losses[seq]
+            self._bad("S3", f"{subject}: not parked after {losses} losses at {seq}", event)
+
+    def _forgive(self, world: World) -> None:
+        world.alone = False
+        world.losses.clear()
+        world.due_losses.clear()
+
+    def _try_alone(self, event: Event) -> None:
+        self._world(_subject(event)).alone = True
+
+    def _allowed(self, event: Event, subject: str, world: World) -> None:
+        worker = event.args["worker"]
+        if world.worker not in (None, worker):
+            self._bad("A1", f"{subject}: {worker} got it, {world.worker} should", event)
+        if world.status != "active":
+            self._bad("A1", f"{subject}: {worker} got it, but it is {world.status}", event)
+
+    def _let_go(self, event: Event) -> None:
+        subject = event.args["lease"]["resource"]
+        if subject in self.model.worlds:
+            self.model.worlds[subject].held = False
+
+    def _assign(self, event: Event) -> None:
+        self._world(_subject(event)).worker = event.args["worker"]
+
+    def _unassign(self, event: Event) -> None:
+        self._world(_subject(event)).worker = None
+
+    def _change(self, event: Event) -> None:
+        world, change = self._world(_subject(event)), event.args["event"]
+        world.status = event.value["status"]
+        self._forgive(world)
+        if change != "resume":
+            world.held = False
+        if change == "delete":
+            world.worker = None
+
+    def _park(self, event: Event) -> None:
+        """The store is sound, and all reducers but one do the same again: that one is parked."""
+        subject, blocker = _subject(event), event.args["blocker"]
+        if blocker["code"] != "replay_diverged" or not self._fickle(subject, blocker["height"]):
+            self._bad("J3", f"{subject}: parked: {blocker['code']} {blocker['text']}", event)
+        self._world(subject).status = "parked"
+
+    def _diverged(self, event: Event) -> None:
+        subject = f"{event.args['universe']}/{event.args['world']}"
+        if not self._fickle(subject, event.args["height"]):
+            self._bad("J3", f"{subject}: repeated otherwise: {event.args}", event)
+
+    def _fickle(self, subject: str, height: int) -> bool:
+        """Whether the entry is, or would be, that of a fickle event: each ingress is one entry."""
+        world = self._world(subject)
+        put = world.delivered.get(height - world.base)
+        return put is not None and put[1][1] == check_app.FICKLE
+
+    # -- forks -----------------------------------------------------------------------------------
+
+    def _fork(self, event: Event) -> None:
+        made, lineage = event.value, event.value["lineage"]
+        subject = f"{made['universe']}/{made['world_id']}"
+        if subject in self.model.worlds and self.model.worlds[subject].forked:
+            return  # made before, and answered again
+        parent = self._world(f"{made['universe']}/{lineage['parent_world_id']}")
+        height = lineage["forked_at_height"]
+        state = parent.state_at(height)
+        if state is None:
+            self._bad("K1", f"{subject}: forked at {height}, the parent has no such state", event)
+            state = check_app.initial()
+        elif hashlib.sha256(check_app.stored(state)).digest() != lineage["parent_snapshot_hash"]:
+            self._bad("K1", f"{subject}: not the parent's state at {height}", event)
+        child = World(made["world_id"], made["name"], height, forked=True)
+        child.states = [check_app.fresh(state)]
+        self.model.worlds[subject] = child
+
+
+def findings(history: History) -> list[Violation]:
+    found: list[Violation] = []
+    for life in history.lives():
+        replay = _Replay(history.events[0].args if history.events else {})
+        for event in expanded(life):
+            replay.step(event)
+        found += replay.found
+    return found
+
+
+def _subject(event: Event) -> str:
+    return f"{event.args['universe']}/{event.args['world_id']}"
+
+
+_STEPS: dict[str, Callable[[_Replay, Event], None]] = {
+    "ingress.deliver": _Replay._deliver,
+    "ingress.deliver_many": _Replay._deliver_many,
+    "commit": _Replay._commit,
+    "queue.post_dead": _Replay._posted,
+    "queue.redrive": _Replay._redrive,
+    "tenure.acquire": _Replay._acquire,
+    "tenure.park": _Replay._park,
+    "tenure.try_alone": _Replay._try_alone,
+    "lease.release": _Replay._let_go,
+    "catalog.assign": _Replay._assign,
+    "catalog.unassign": _Replay._unassign,
+    "catalog.change": _Replay._change,
+    "fork": _Replay._fork,
+    "plant": _Replay._fork,
+}

@@ -1,0 +1,83 @@
+"""What a universe should be: the model that `check_worlds` moves and `check_world_rows` compares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.sim import check_app
+from holdfast.sim.check_app import Want
+
+Plain = dict[str, Any]
+
+# The queue of events that a reducer raised on, in every universe.
+FAILURES = "failed-events"
+
+
+@dataclass(slots=True)
+class World:
+    world_id: str
+    name: str = ""
+    # A fork begins above its parent's height, with its state.
+    base: int = 0
+    forked: bool = False
+    bodies: list[bytes] = field(default_factory=list)
+    steps: list[Plain] = field(default_factory=list)
+    states: list[Plain] = field(default_factory=lambda: [check_app.initial()])
+    delivered: dict[int, tuple[str | None, list[Any]]] = field(default_factory=dict)
+    known: set[int] = field(default_factory=set)  # acknowledged: somebody relies on it
+    keys: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
+    # What keys of effects stand for, by (generation, key).
+    ordered: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    slots: dict[str, bytes] = field(default_factory=dict)
+    status: str = "active"
+    worker: str | None = None
+    held: bool = False
+    epoch: int = 0
+    losses: Counter[int] = field(default_factory=Counter)
+    # Of these, the ones while that message was surely there.
+    due_losses: Counter[int] = field(default_factory=Counter)
+    # It is run by itself, so that nobody else is to blame for the next loss.
+    alone: bool = False
+    redriven: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def height(self) -> int:
+        return self.base + len(self.bodies)
+
+    @property
+    def cursor(self) -> int:
+        return len(self.bodies)
+
+    def state_at(self, height: int) -> Plain | None:
+        at = height - self.base
+        return self.states[at] if 0 <= at < len(self.states) else None
+
+
+@dataclass(slots=True)
+class Model:
+    """All worlds of one life of the store, by subject, and what they want of others."""
+
+    worlds: dict[str, World] = field(default_factory=dict)
+    # Intents that should be somewhere, and refusals of keys, by hash.
+    wants: dict[bytes, tuple[str, Want]] = field(default_factory=dict)
+    refused: dict[bytes, str] = field(default_factory=dict)
+    # Failed events by their number in the queue of failures: (subject, seq, id).
+    letters: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    redriven: set[int] = field(default_factory=set)
+
+    def world(self, subject: str) -> World:
+        found = self.worlds.get(subject)
+        if found is None:
+            found = self.worlds[subject] = World(subject.partition("/")[2])
+        return found
+
+
+def id_of(ingress: Plain) -> str:
+    """The name of a message, nobody else's: mail has its sender's, too, for an account that was deleted
+    and made again may be sent the same once more, and moves the money once more."""
+    if ingress["kind"] == "receipt":
+        return ""
+    id = str(check_app.event_of(ingress)["id"])
+    return f"{ingress['from_world']}:{id}" if ingress["kind"] == "fabric" else id

@@ -1,0 +1,232 @@
+"""Planted bugs in worlds, in the roles that host and place them, and in the authority over them."""
+
+from __future__ import annotations
+
+from holdfast.sim.edits import Edit
+
+_commit = "world.host:Host.commit"
+_prepare = "world.host:Host.prepare"
+_repeat = "world.kernel:repeat"
+_advance = "world.kernel:advance"
+_change = "world.catalog:change"
+_plant = "world.fork:plant"
+_tick = "roles.world_worker:WorldWorker._commit"
+_publish = "world.publish:dispatch"
+_OUTCOME = (
+    "except (HeadMoved, Conflict, CommitUnknown, Busy):\n                hosted.host.forget()"
+)
+_HELD_ON = Edit(_prepare, "self.loaded = False\n        size", "size")
+_NOT_FORGOTTEN = Edit(_tick, _OUTCOME, _OUTCOME.replace("hosted.host.forget()", "pass"))
+_HEAD = Edit(
+    _commit, "expected_head=cycle.expected_head", "expected_head=journal.head(txn, subject).height"
+)
+_INBOX = '__import__("holdfast.durable.inbox", fromlist=["inbox"])'
+
+WORLDS: dict[str, tuple[Edit, ...]] = {
+    # the cycle
+    "host: lease not checked": (Edit(_commit, "txn.require_live(self.lease)", "pass"),),
+    "host: cursor not moved": (Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),),
+    "host: cursor moved by another transaction": (
+        Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),
+        Edit(
+            _tick,
+            "hosted.host.settle(cycle)",
+            f"self.store.transact({_INBOX}.advance, hosted.host._subject, cycle.to_seq)\n"
+            "                hosted.host.settle(cycle)",
+        ),
+    ),
+    "host: unknown outcome taken for done": (
+        Edit(_tick, _OUTCOME, _OUTCOME.replace("forget()", "settle(cycle)")),
+    ),
+    "host: memory kept after an unknown outcome": (_HELD_ON, _NOT_FORGOTTEN),
+    "host: neither memory dropped nor head expected": (_HELD_ON, _NOT_FORGOTTEN, _HEAD),
+    "host: state kept after a reducer raised": (
+        Edit(_prepare, "safe = self._unspoil(store, safe, bodies)", "pass"),
+    ),
+    "host: failed event not kept": (
+        Edit(_commit, "for seq, body, error in cycle.failed:", "for seq, body, error in ():"),
+    ),
+    "host: intents not published": (Edit(_commit, "publish(txn, cycle.intents)", "pass"),),
+    "host: snapshot of the state before": (
+        Edit(
+            _commit,
+            "snapshot.save(txn, subject, head.height, cycle.snapshot)",
+            "snapshot.save(txn, subject, head.height, self.world.program.dump("
+            "self.world.program.initial()))",
+        ),
+    ),
+    "host: snapshot without a baseline kept": (
+        Edit(
+            _commit,
+            "snapshot.prune(txn, subject, self._policy.keep)",
+            "[txn.delete(key) for key, _ in txn.scan(snapshot._keys(subject).states,"
+            " snapshot._keys(subject).states + b'\\xff')]",
+        ),
+    ),
+    "host: upkeep without the lease": (
+        Edit("world.host:Host.compact", "txn.require_live(self.lease)", "pass"),
+    ),
+    # steps and replays
+    "kernel: entropy not journaled": (
+        Edit(
+            _advance,
+            "wall_ns,\n        entropy,\n        world.program",
+            "wall_ns,\n        b'',\n        world.program",
+        ),
+    ),
+    "kernel: time not journaled": (
+        Edit(
+            _advance,
+            "wall_ns,\n        entropy,\n        world.program",
+            "0,\n        entropy,\n        world.program",
+        ),
+    ),
+    "kernel: intents of a failed step": (
+        Edit(_advance, "[] if failed else cx.intents", "cx.intents"),
+    ),
+    "replay: other entropy": (Edit(_repeat, "entropy=step.entropy", "entropy=bytes(16)"),),
+    "replay: other time": (Edit(_repeat, "wall_ns=step.wall_ns", "wall_ns=0"),),
+    "replay: other generation": (Edit(_repeat, "generation=step.generation", "generation=1"),),
+    "replay: not compared": (Edit(_repeat, "if was != now:", "if False:"),),
+    "replay: memory not as stored": (
+        Edit(_repeat, "if step.base == height - 1:", "if False:"),
+        Edit(_repeat, "return world.program.fresh(state)", "return state"),
+    ),
+    "restore: a step too few": (
+        Edit("world.restore:restore", "done + 1, height)", "done + 1, height - 1)"),
+    ),
+    # in and out
+    "ingress: key not passed on": (
+        Edit("world.ingress:deliver_to", "subject, key, body", "subject, None, body"),
+    ),
+    "ingress: no hint": (Edit("world.ingress:deliver_to", "if not put.already:", "if False:"),),
+    "publish: key not looked up": (
+        Edit(_publish, "dedupe.check(txn, kept, name, content) is not None", "False"),
+    ),
+    "publish: refusal not told": (
+        Edit(
+            _publish, "deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)", "pass"
+        ),
+    ),
+    "timer: slot holds two": (
+        Edit(
+            "world.publish:_empty_slot",
+            "queue.withdraw.fn(txn, timers(universe), codec.unpack_as(Slot, row).seq)",
+            "pass",
+        ),
+    ),
+    "redrive: delivered and kept": (
+        Edit("world.redrive:redeliver", "queue.ack.fn(txn, [claim.token])", "pass"),
+        Edit("world.redrive:redeliver", "_key(claim)", "None"),
+    ),
+    # which worlds there are, and who hosts them
+    "hint: settled without looking": (
+        Edit("world.catalog:settle", "inbox.depth(txn, subject_of(universe, world_id))", "False"),
+    ),
+    "assign: hint left behind": (
+        Edit(
+            "world.catalog:assign",
+            "if waiting or inbox.depth(txn, subject_of(universe, world_id)):",
+            "if False:",
+        ),
+    ),
+    "unassign: no hint": (
+        Edit(
+            "world.catalog:unassign",
+            "if inbox.depth(txn, subject_of(universe, world_id)):",
+            "if False:",
+        ),
+    ),
+    "unassign: index kept": (
+        Edit("world.catalog:_unassign", "txn.delete(keys.by_worker", "(keys.by_worker"),
+    ),
+    "change: host not evicted": (
+        Edit(
+            _change,
+            '_evict(txn, subject_of(universe, world_id), f"the world is {status.value}")',
+            "pass",
+        ),
+    ),
+    "change: no hint on resuming": (Edit(_change, "hint(txn, universe, world_id)", "pass"),),
+    "change: name of the deleted kept": (
+        Edit(_change, "txn.delete(_name_key(universe, was.type, was.name))", "pass"),
+    ),
+    "change: not counted": (
+        Edit(_change, "txn.add(counts + tuples.pack((status.value,)), 1)", "pass"),
+    ),
+    "tenure: assignment not checked": (
+        Edit(
+            "world.tenure:_acquire",
+            "assigned is not None and assigned.desired_worker_id not in (None, worker)",
+            "False",
+        ),
+        Edit(
+            "roles.world_worker:WorldWorker._is_ours",
+            "found is not None and found.desired_worker_id == self.worker",
+            "found is not None",
+        ),
+    ),
+    "tenure: paused world acquired": (
+        Edit("world.tenure:_acquire", "record.status is not Status.ACTIVE", "False"),
+    ),
+    "tenure: losses not told apart": (
+        Edit("world.tenure:_hold_against", "record.stuck_seq == seq", "True"),
+    ),
+    "tenure: stuck for ever": (Edit("world.tenure:_hold_against", "count >= stuck_max", "False"),),
+    "tenure: tried alone without the lease": (
+        Edit("world.tenure:try_alone", "txn.require_live(held)", "pass"),
+    ),
+    "worker: fenced and not let go": (
+        Edit(_tick, "del self._hosted[world_id]", "pass"),
+        Edit(
+            "roles.world_worker:WorldWorker._renew",
+            "del self._hosted[hosted.host.world.world_id]",
+            "pass",
+        ),
+        Edit("roles.world_worker:WorldWorker._release_idle", "hosted.active_ns < idle_ns", "False"),
+    ),
+    # forks
+    "fork: inbox inherited": (
+        Edit(
+            _plant,
+            "journal.begin_at(txn, child, height, cutting.hash)",
+            "journal.begin_at(txn, child, height, cutting.hash)\n"
+            f"    for item in {_INBOX}.read(txn, subject_of(universe, cutting.parent_id), 10):\n"
+            f"        {_INBOX}.put(txn, child, item.key, item.body)",
+        ),
+    ),
+    "fork: the latest state": (
+        Edit(
+            "world.fork:cut",
+            "_state_bytes(txn, parent, subject, height)",
+            "_state_bytes(txn, parent, subject, head.height)",
+        ),
+    ),
+    "fork: lineage not recorded": (Edit(_plant, "catalog.save(txn, made)", "pass"),),
+    "fork: heights start anew": (
+        Edit(_plant, "journal.begin_at(txn, child, height, cutting.hash)", "pass"),
+    ),
+    # who leads
+    "orchestrator: placing is not fenced": (
+        Edit("roles.orchestrator:Orchestrator._place", "txn.require_live(self._held())", "pass"),
+    ),
+    "orchestrator: moving is not fenced": (
+        Edit(
+            "roles.orchestrator:Orchestrator._move_page", "txn.require_live(self._held())", "pass"
+        ),
+    ),
+    "authority: expiry not logged": (
+        Edit("authority.authority:acquire", "_mark_overdue(txn, universe)\n", "pass\n"),
+    ),
+    "authority: renewal not logged": (
+        Edit(
+            "authority.authority:renew",
+            "_log(txn, universe, Kind.RENEWED, read(txn, universe))",
+            "pass",
+        ),
+    ),
+    "authority: release by anybody": (
+        Edit("authority.authority:release", "_require_own(txn, universe, lease)", "pass"),
+        Edit("durable.lease:release", " or not _is_of(found, lease)", ""),
+    ),
+}

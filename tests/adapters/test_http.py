@@ -1,0 +1,405 @@
+"""`http.request` against a real server on loopback: results, refusals, bounds, hops, certificates."""
+
+import gzip
+import zlib
+from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from holdfast.adapters.errors import (
+    Answered,
+    AnswerTooLarge,
+    BadAnswer,
+    Forbidden,
+    Interrupted,
+    Unavailable,
+    Untrusted,
+)
+from holdfast.adapters.guard import Reach
+from holdfast.adapters.http import Http, Response, options_of, retry_after_s
+from holdfast.errors import Invalid, Timeout, ValueTooLarge
+from tests.adapters.rig import (
+    LOOPBACK,
+    Names,
+    Route,
+    Seen,
+    Server,
+    answer,
+    context_for,
+    redirect,
+    run,
+    serving,
+)
+
+MODULES = ("holdfast.adapters.http", "holdfast.adapters.connection")
+
+
+@pytest.fixture
+def server() -> Any:
+    with serving() as server:
+        yield server
+
+
+def get(url: str, method: str = "GET", reach: Reach = LOOPBACK, **options: Any) -> Response:
+    return run(Http(reach).request(method, url, options, key="key-1"))
+
+
+# -- what is sent and what comes back ------------------------------------------------------------
+
+
+def test_a_response_is_plain_data(server: Server) -> None:
+    server.routes["/"] = answer(200, b'{"a": 1}', {"content-type": "application/json", "X-A": "b"})
+    response = get(server.url())
+    assert (response.status, response.body, response.text) == (200, b'{"a": 1}', '{"a": 1}')
+    assert response.json() == {"a": 1}
+    assert response.headers["x-a"] == "b"
+    assert response.url == server.url()
+
+
+def test_text_is_read_in_the_charset_that_was_told(server: Server) -> None:
+    server.routes["/"] = answer(
+        200, "é".encode("latin-1"), {"content-type": "text/plain; charset=latin-1"}
+    )
+    assert get(server.url()).text == "é"
+
+
+def test_the_idempotency_key_goes_with_every_request(server: Server) -> None:
+    server.routes["/"] = answer()
+    get(server.url(), "POST", body=b"x")
+    assert server.seen[0].headers["idempotency-key"] == "key-1"
+
+
+def test_the_host_header_is_the_name_and_not_the_address(server: Server) -> None:
+    server.routes["/"] = answer()
+    http = Http(LOOPBACK, resolve=Names(api_test=[["127.0.0.1"]]))
+    run(http.request("GET", f"http://api.test:{server.port}/", None, key="k"))
+    assert server.seen[0].headers["host"] == f"api.test:{server.port}"
+
+
+@pytest.mark.parametrize(
+    ("options", "body", "kind"),
+    [
+        ({"json": {"a": [1]}}, b'{"a":[1]}', "application/json"),
+        ({"body": "text"}, b"text", None),
+        ({"body": b"\x00\xff"}, b"\x00\xff", None),
+    ],
+)
+def test_a_body_is_json_text_or_bytes(
+    server: Server, options: dict[str, Any], body: bytes, kind: str | None
+) -> None:
+    server.routes["/"] = answer()
+    get(server.url(), "POST", **options)
+    assert (server.seen[0].body, server.seen[0].headers.get("content-type")) == (body, kind)
+
+
+def test_no_proxy_of_the_environment_is_used(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.routes["/"] = answer(200, b"direct")
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    assert get(server.url()).body == b"direct"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Host": "other.test"}, {"Content-Length": "5"}, {"Transfer-Encoding": "chunked"},
+        {"Connection": "close"}, {"Proxy-Authorization": "x"}, {"Idempotency-Key": "mine"},
+        {"X-A": "b\r\nX-C: d"}, {"X-A\r\nX-C": "d"}, {"X A": "b"}, {"X-A": "b\x00"}, {"": "b"},
+    ],
+)  # fmt: skip
+def test_headers_that_are_not_the_callers_are_refused(
+    server: Server, headers: dict[str, str]
+) -> None:
+    with pytest.raises(Invalid):
+        get(server.url(), headers=headers)
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("method", ["CONNECT", "TRACE", "get", "GET /x", "", "GET\r\n"])
+def test_a_method_that_is_none_is_invalid(server: Server, method: str) -> None:
+    with pytest.raises(Invalid):
+        get(server.url(), method)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"timeout_s": 0}, {"timeout_s": float("nan")}, {"bytes_max": 0}, {"bytes_max": 1 << 40},
+        {"redirects_max": 21}, {"body": "a", "json": 1}, {"unknown": 1}, {"headers": {"a": 1}},
+        {"errors": "maybe"},
+    ],
+)  # fmt: skip
+def test_options_out_of_bounds_are_invalid(options: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        options_of(options)
+
+
+def test_a_body_of_another_type_or_size_is_invalid(server: Server) -> None:
+    with pytest.raises(Invalid):
+        get(server.url(), "POST", body=7)
+    with pytest.raises(ValueTooLarge):
+        get(server.url(), "POST", body=bytes(4 * 1024 * 1024))
+
+
+# -- errors --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 409, 500])
+def test_an_error_status_is_a_result_or_an_error_by_option(server: Server, status: int) -> None:
+    server.routes["/"] = answer(status, b"why")
+    assert get(server.url()).status == status
+    with pytest.raises(Answered) as caught:
+        get(server.url(), errors="raise")
+    assert (caught.value.status, caught.value.body) == (status, "why")
+
+
+@pytest.mark.parametrize("status", [429, 502, 503, 504])
+def test_a_status_that_passes_is_raised_to_be_tried_again(server: Server, status: int) -> None:
+    server.routes["/"] = answer(status, headers={"retry-after": "7"})
+    with pytest.raises(Unavailable) as caught:
+        get(server.url())
+    assert caught.value.retryable
+    assert (caught.value.status, caught.value.retry_after_s) == (status, 7.0)
+
+
+@pytest.mark.parametrize(
+    ("told", "wait_s"),
+    [
+        ("0", 0.0), ("120", 120.0), ("99999999999", 86400.0), ("Sun, 15 Nov 2026 12:01:00 GMT", 60.0),
+        ("Sun, 15 Nov 2026 11:00:00 GMT", 0.0), ("soon", None), ("-5", None), ("", None),
+    ],
+)  # fmt: skip
+def test_retry_after_is_seconds_or_a_date(told: str, wait_s: float | None) -> None:
+    now = datetime(2026, 11, 15, 12, tzinfo=UTC)
+    assert retry_after_s({"retry-after": told}, now) == wait_s
+
+
+def test_a_closed_port_is_unavailable() -> None:
+    with serving() as gone:
+        url = gone.url()
+    with pytest.raises(Unavailable):
+        get(url)
+
+
+def test_a_connection_that_breaks_after_the_request_is_interrupted(server: Server) -> None:
+    def hang_up(handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+        handler.connection.close()
+
+    server.routes["/"] = hang_up
+    with pytest.raises(Interrupted) as caught:
+        get(server.url(), "POST", body=b"x")
+    assert caught.value.retryable
+
+
+# -- bounds --------------------------------------------------------------------------------------
+
+
+def test_a_body_that_says_it_is_too_large_is_not_read(server: Server) -> None:
+    server.routes["/"] = answer(200, b"x" * 1001)
+    with pytest.raises(AnswerTooLarge):
+        get(server.url(), bytes_max=1000)
+    assert len(get(server.url(), bytes_max=1001).body) == 1001
+
+
+def test_a_body_without_a_length_is_cut_off_at_the_bound(server: Server) -> None:
+    def endless(handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+        handler.send_response(200)
+        handler.end_headers()
+        while not server.over.is_set():
+            handler.wfile.write(b"x" * 65536)
+
+    server.routes["/"] = endless
+    with pytest.raises(AnswerTooLarge):
+        get(server.url(), bytes_max=200_000)
+
+
+def test_a_small_body_that_unpacks_into_a_large_one_is_refused(server: Server) -> None:
+    server.routes["/"] = answer(200, gzip.compress(bytes(50_000_000)), {"content-encoding": "gzip"})
+    with pytest.raises(AnswerTooLarge):
+        get(server.url())
+
+
+@pytest.mark.parametrize(
+    ("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)]
+)
+def test_a_packed_body_within_the_bound_is_unpacked(
+    server: Server, encoding: str, pack: Any
+) -> None:
+    server.routes["/"] = answer(200, pack(b"hello"), {"content-encoding": encoding})
+    assert get(server.url()).body == b"hello"
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body"), [("br", b"x"), ("gzip", b"junk"), ("gzip", gzip.compress(b"hello")[:-4])]
+)
+def test_a_body_that_cannot_be_unpacked_is_a_bad_answer(
+    server: Server, encoding: str, body: bytes
+) -> None:
+    server.routes["/"] = answer(200, body, {"content-encoding": encoding})
+    with pytest.raises(BadAnswer):
+        get(server.url())
+
+
+def test_an_answer_that_does_not_come_is_a_timeout(server: Server) -> None:
+    def hang(handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+        server.over.wait(30)
+
+    server.routes["/"] = hang
+    with pytest.raises(Timeout):
+        get(server.url(), timeout_s=0.2)
+
+
+def test_a_body_that_trickles_is_a_timeout_of_the_whole(server: Server) -> None:
+    def trickle(handler: BaseHTTPRequestHandler, seen: Seen) -> None:
+        handler.send_response(200)
+        handler.send_header("content-length", "100000")
+        handler.end_headers()
+        while not server.over.wait(0.02):
+            handler.wfile.write(b"x")
+
+    server.routes["/"] = trickle
+    with pytest.raises(Timeout):
+        get(server.url(), timeout_s=0.3)
+
+
+# -- hops ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "to",
+    [
+        "http://10.0.0.1/", "http://169.254.169.254/latest/meta-data/", "http://[::ffff:127.0.0.1]/",
+        "http://[fd00:ec2::254]/", "http://0x7f.1/", "http://2130706433/", "http://0/",
+        "file:///etc/passwd", "gopher://127.0.0.1/", "//10.0.0.1/", "http://user:pw@127.0.0.1/",
+        "http://localtest.test/", "//[fe80::1]/",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+def test_a_redirect_into_a_forbidden_address_is_refused(
+    server: Server, status: int, to: str
+) -> None:
+    server.routes["/"] = redirect("/second", 302)
+    server.routes["/second"] = redirect(to, status)
+    http = Http(LOOPBACK, resolve=Names(localtest_test=[["192.168.0.1"]]))
+    with pytest.raises(Forbidden):
+        run(http.request("GET", server.url(), None, key="k"))
+    assert [seen.path for seen in server.seen] == ["/", "/second"]
+
+
+def test_a_redirect_to_what_is_no_address_is_a_bad_answer(server: Server) -> None:
+    server.routes["/"] = redirect("http://[::1")
+    with pytest.raises(BadAnswer):
+        get(server.url())
+
+
+def test_a_name_that_turns_inward_between_two_hops_is_refused(server: Server) -> None:
+    names = Names(turns_test=[["127.0.0.1"], ["10.0.0.1"]])
+    server.routes["/"] = redirect("/again")
+    with pytest.raises(Forbidden):
+        run(Http(LOOPBACK, resolve=names).request(
+            "GET", f"http://turns.test:{server.port}/", None, key="k"
+        ))  # fmt: skip
+    assert names.asked == ["turns.test", "turns.test"]
+    assert [seen.path for seen in server.seen] == ["/"]
+
+
+def test_a_redirect_to_where_it_may_go_is_followed(server: Server) -> None:
+    server.routes["/"] = redirect("/end?x=1")
+    server.routes["/end"] = answer(200, b"end")
+    response = get(server.url())
+    assert (response.body, response.url) == (b"end", server.url("/end?x=1"))
+
+
+@pytest.mark.parametrize(
+    ("status", "method", "body"),
+    [
+        (301, "GET", b""),
+        (302, "GET", b""),
+        (303, "GET", b""),
+        (307, "POST", b"x"),
+        (308, "POST", b"x"),
+    ],
+)
+def test_a_redirected_post_keeps_its_body_only_where_the_status_says_so(
+    server: Server, status: int, method: str, body: bytes
+) -> None:
+    server.routes["/"], server.routes["/end"] = redirect("/end", status), answer()
+    get(server.url(), "POST", body=b"x")
+    assert (server.seen[1].method, server.seen[1].body) == (method, body)
+
+
+def test_secrets_stay_with_their_origin(server: Server) -> None:
+    secrets = {"Authorization": "Bearer s", "Cookie": "a=b", "X-Kept": "yes"}
+    with serving("127.0.0.2") as other:
+        server.routes["/"] = redirect("/same")
+        server.routes["/same"] = redirect(other.url("/end"))
+        other.routes["/end"] = answer()
+        get(server.url(), headers=secrets)
+        assert "authorization" in server.seen[1].headers
+        assert "authorization" not in other.seen[0].headers
+        assert "cookie" not in other.seen[0].headers
+        assert other.seen[0].headers["x-kept"] == "yes"
+
+
+def test_a_loop_of_redirects_ends(server: Server) -> None:
+    server.routes["/"] = redirect("/")
+    with pytest.raises(BadAnswer):
+        get(server.url(), redirects_max=3)
+    assert len(server.seen) == 4
+
+
+def test_without_redirects_the_redirect_is_the_result(server: Server) -> None:
+    server.routes["/"] = redirect("http://10.0.0.1/")
+    response = get(server.url(), redirects_max=0)
+    assert (response.status, response.headers["location"]) == (302, "http://10.0.0.1/")
+
+
+# -- certificates --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def over_tls(authority: trustme.CA, tmp_path: Path, *, issued_to: str, route: Route) -> Response:
+    ca_file = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(ca_file))
+    reach = Reach(ports=(), cidrs=("127.0.0.0/8",), ca_file=str(ca_file))
+    with serving(context=context_for(authority, issued_to)) as server:
+        server.routes["/"] = route
+        http = Http(reach, resolve=Names(api_test=[["127.0.0.1"]]))
+        return run(http.request("GET", f"https://api.test:{server.port}/", None, key="k"))
+
+
+def test_tls_goes_by_the_name_though_the_address_is_pinned(
+    authority: trustme.CA, tmp_path: Path
+) -> None:
+    assert over_tls(authority, tmp_path, issued_to="api.test", route=answer(200, b"x")).body == b"x"
+
+
+def test_a_certificate_of_another_name_is_untrusted(authority: trustme.CA, tmp_path: Path) -> None:
+    with pytest.raises(Untrusted):
+        over_tls(authority, tmp_path, issued_to="other.test", route=answer())
+
+
+def test_a_certificate_of_an_unknown_authority_is_untrusted(authority: trustme.CA) -> None:
+    with serving(context=context_for(authority, "127.0.0.1")) as server:
+        server.routes["/"] = answer()
+        with pytest.raises(Untrusted):
+            get(server.url())
+        assert server.seen == []
+
+
+def test_nothing_goes_from_https_to_http(
+    authority: trustme.CA, tmp_path: Path, server: Server
+) -> None:
+    with pytest.raises(Forbidden):
+        over_tls(authority, tmp_path, issued_to="api.test", route=redirect(server.url()))
+    assert server.seen == []

@@ -1,0 +1,136 @@
+"""Adapters and timer workers as real processes: killed between call and receipt, gone for a while."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import store as stores
+from holdfast.app.handle import WorldHandle
+from holdfast.app.runtime import Runtime
+from holdfast.durable import queue
+from holdfast.store.api import Store
+from holdfast.world import publish
+from tests.process.conftest import LIMITS
+from tests.process.paying import LOG, Ordered, Slept, Till, app
+from tests.process.watch import until
+from tests.processes import Proc
+
+UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
+KILLS = 15
+
+Up = Callable[..., Proc]
+
+
+@pytest.fixture
+def store(home: Path) -> Iterator[Store]:
+    with stores.open(home, limits=LIMITS) as opened:
+        yield opened
+
+
+@pytest.fixture
+def worlds(store: Store) -> Iterator[Runtime]:
+    """Worlds live here; adapters and timers elsewhere."""
+    runtime: Runtime = app.open(store, roles=("orchestrator", "world"))
+    with runtime:
+        yield runtime
+
+
+@pytest.fixture
+def till(worlds: Runtime) -> WorldHandle[Till]:
+    return worlds.world(Till, "till")
+
+
+@pytest.fixture
+def up(home: Path, tmp_path: Path, store: Store) -> Iterator[Up]:
+    with contextlib.ExitStack() as running:
+
+        def up(role: str, *options: str, ready: str | None = "ready") -> Proc:
+            argv = [*UP, "--store", str(home), "--role", role, *options]
+            proc = Proc.spawn(argv, ready=ready, env={LOG: str(tmp_path / "calls")})
+            return running.enter_context(proc)
+
+        yield up
+
+
+def calls(tmp_path: Path) -> dict[int, list[tuple[str, int]]]:
+    """By order: the idempotency key and the attempt of each call, as the outside saw them."""
+    found: defaultdict[int, list[tuple[str, int]]] = defaultdict(list)
+    for line in (tmp_path / "calls").read_text().splitlines():
+        n, key, attempt = line.split()
+        found[int(n)].append((key, int(attempt)))
+    return found
+
+
+def _calling(adapter: Proc) -> bool:
+    """Whether it is in the middle of a call that does not end."""
+    return any(line.startswith("called") for line in list(adapter.lines))
+
+
+def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_intent(
+    up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
+) -> None:
+    till.send(Ordered(0))
+    for n in range(1, KILLS + 1):
+        till.send(Ordered(n, deadly=True))
+    adapters = [up("adapter", "--kinds", "pay") for _ in range(4)]
+
+    def all_paid_or_one_calls() -> bool:
+        return len(till.state().paid) > KILLS or any(map(_calling, adapters))
+
+    while until(all_paid_or_one_calls, "receipts") and len(till.state().paid) <= KILLS:
+        for place, adapter in enumerate(adapters):
+            if _calling(adapter):
+                adapter.kill()
+                adapters[place] = up("adapter")
+
+    state, seen = till.state(), calls(tmp_path)
+    assert sorted(state.paid) == list(range(KILLS + 1)), "one receipt each, and no other"
+    for n in range(1, KILLS + 1):
+        assert len(seen[n]) >= 2, f"order {n} was cut short and called again"
+        assert len({key for key, _ in seen[n]}) == 1, f"order {n} was called under one key"
+    assert len({key for made in seen.values() for key, _ in made}) == KILLS + 1
+    counts = store.read(queue.counts, publish.effects("pay", "pay"))
+    assert counts == queue.Counts(done=KILLS + 1)
+
+
+def test_timers_that_fell_due_while_nobody_was_there_fire_once(
+    up: Up, till: WorldHandle[Till], store: Store
+) -> None:
+    first = up("timer")
+    for n in range(20):
+        till.send(Slept(n, 0.1 * n))
+    until(lambda: len(till.state().woken) >= 3, "the first timers")
+    first.kill()
+    due_ns = store.now_ns() + 2_500_000_000
+    until(lambda: store.now_ns() > due_ns, "that all are overdue")
+    up("timer")
+    until(lambda: len(till.state().woken) >= 20, "all timers")
+    assert sorted(till.state().woken) == list(range(20))
+
+
+def test_no_timer_of_a_killed_worker_is_early_or_lost(
+    up: Up, till: WorldHandle[Till], store: Store
+) -> None:
+    worker = up("timer")
+    began_s = time.monotonic()
+    for n in range(30):
+        till.send(Slept(n, 0.1 * n))
+    for _ in range(3):
+        worker.kill()
+        worker = up("timer")
+    until(lambda: len(till.state().woken) >= 30, "all timers", timeout_s=40)
+    assert time.monotonic() - began_s >= 2.9
+    assert sorted(till.state().woken) == list(range(30))
+
+
+def test_an_adapter_for_a_kind_that_is_not_there_does_not_start(up: Up) -> None:
+    wrong = up("adapter", "--kinds", "pay,no-such-kind", ready=None)
+    assert wrong.wait() == 1
+    assert "no-such-kind" in wrong.errors[-1]

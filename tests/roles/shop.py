@@ -1,0 +1,197 @@
+"""An application that wants things from outside, and an outside that answers as told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import msgspec
+
+import holdfast as hf
+
+
+class Called(NamedTuple):
+    key: str
+    attempt: int
+    args: tuple[Any, ...]
+
+
+class Outside:
+    """Counts calls. The next answers are values, errors to raise, or functions to call."""
+
+    def __init__(self) -> None:
+        self.calls: list[Called] = []
+        self.answers: deque[Any] = deque()
+        # Whoever asks for this dies.
+        self.deadly: BaseException | None = None
+
+    def reset(self) -> None:
+        self.calls.clear()
+        self.answers.clear()
+        self.deadly = None
+
+    def called(self, call: hf.Call, *args: Any) -> Any:
+        self.calls.append(Called(call.idempotency_key, call.attempt, args))
+        if self.deadly is not None and args == ("poison",):
+            raise self.deadly
+        answer = self.answers.popleft() if self.answers else "done"
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer() if isinstance(answer, Callable) else answer  # type: ignore[arg-type]
+
+    @property
+    def keys(self) -> set[str]:
+        return {call.key for call in self.calls}
+
+
+outside = Outside()
+
+
+class Parcel(msgspec.Struct, frozen=True):
+    weight: float
+
+
+# One at a time, in the thread that ticks: so the tests decide what happens when.
+@hf.effect("pay", attempts=3, timeout_s=10, concurrency=1)
+def pay(call: hf.Call, what: str) -> str:
+    paid: str = outside.called(call, what)
+    return paid
+
+
+@hf.effect("ship", attempts=2, timeout_s=0.05, concurrency=1)
+async def ship(call: hf.Call, parcel: Parcel) -> hf.Costed[float]:
+    answer = outside.called(call, parcel)
+    if hasattr(answer, "__await__"):
+        await answer
+    return hf.Costed(parcel.weight, cost=0.5)
+
+
+class Ordered(hf.Event):
+    what: str = "tea"
+    times: int = 1
+    key: str | None = None
+    tag: str = ""
+    priority: int = 0
+    timeout_s: float = 10.0
+
+
+class Shipped(hf.Event):
+    weight: float
+
+
+class Dropped(hf.Event):
+    """Stop wanting the nth thing that was ordered."""
+
+    n: int = 0
+
+
+class Woken(hf.Event):
+    name: str = ""
+
+
+class Slept(hf.Event):
+    seconds: float = 60.0
+    key: str | None = None
+    name: str = ""
+
+
+class Planned(hf.Event):
+    at_s: float
+    key: str | None = None
+    name: str = ""
+
+
+class Repeated(hf.Event):
+    cron: str
+    missed: str = "one"
+    zone: str = "UTC"
+    key: str = "job"
+
+
+class Unset(hf.Event):
+    key: str
+
+
+class Wrote(hf.Event):
+    to: str
+    name: str = ""
+
+
+class Buyer(hf.World):
+    intents: list[bytes] = msgspec.field(default_factory=list)
+    told: list[str] = msgspec.field(default_factory=list)
+    woken: list[str] = msgspec.field(default_factory=list)
+    cost: float = 0.0
+
+    @hf.on(Ordered)
+    def ordered(self, event: Ordered, cx: hf.Context) -> None:
+        options = pay.options(key=event.key, priority=event.priority, timeout_s=event.timeout_s)
+        for _ in range(event.times):
+            self.intents.append(cx.do(options, event.what, tag=event.tag).intent_hash)
+
+    @hf.on(Shipped)
+    def shipped(self, event: Shipped, cx: hf.Context) -> None:
+        self.intents.append(cx.do(ship, Parcel(event.weight)).intent_hash)
+
+    @hf.on(Dropped)
+    def dropped(self, event: Dropped, cx: hf.Context) -> None:
+        cx.cancel(self.intents[event.n])
+
+    @hf.on(pay)
+    def paid(self, receipt: hf.Receipt[str], cx: hf.Context) -> None:
+        again = " again" if receipt.redrive_of in self.intents else ""
+        what = receipt.value if receipt.ok else receipt.code
+        self.told.append(
+            f"{receipt.status} {what} {receipt.attempts} {receipt.tag}".strip() + again
+        )
+
+    @hf.on(ship)
+    def arrived(self, receipt: hf.Receipt[float], cx: hf.Context) -> None:
+        self.told.append(f"{receipt.status} {receipt.value if receipt.ok else receipt.code}")
+        self.cost += receipt.cost
+
+    @hf.on(Slept)
+    def slept(self, event: Slept, cx: hf.Context) -> None:
+        cx.after(event.seconds, Woken(event.name), key=event.key)
+
+    @hf.on(Planned)
+    def planned(self, event: Planned, cx: hf.Context) -> None:
+        cx.at(datetime.fromtimestamp(event.at_s, UTC), Woken(event.name), key=event.key)
+
+    @hf.on(Repeated)
+    def repeated(self, event: Repeated, cx: hf.Context) -> None:
+        rule = {"missed": event.missed, "zone": event.zone, "key": event.key}
+        cx.every(event.cron, Woken(event.cron), **rule)
+
+    @hf.on(Unset)
+    def unset(self, event: Unset, cx: hf.Context) -> None:
+        cx.cancel_timer(event.key)
+
+    @hf.on(Woken)
+    def woke(self, event: Woken, cx: hf.Context) -> None:
+        self.woken.append(event.name)
+
+    @hf.on(Wrote)
+    def wrote(self, event: Wrote, cx: hf.Context) -> None:
+        cx.send(Buyer, event.to, Woken(event.name), lang="en")
+
+
+class Careful(hf.World):
+    """Wants to know what became of its mail."""
+
+    sent: list[str] = msgspec.field(default_factory=list)
+    seqs: list[int] = msgspec.field(default_factory=list)
+
+    @hf.on(Wrote)
+    def wrote(self, event: Wrote, cx: hf.Context) -> None:
+        cx.send(Buyer, event.to, Woken(event.name))
+
+    @hf.on(hf.sent)
+    def told(self, receipt: hf.Receipt[Any], cx: hf.Context) -> None:
+        self.sent.append(receipt.value.status if receipt.ok else receipt.code)
+        self.seqs.append(receipt.value.enqueued_seq if receipt.ok else 0)
+
+
+app = hf.App("shop", worlds=[Buyer, Careful])

@@ -1,0 +1,182 @@
+"""What a fork takes over of its parent's wishes: nothing, or what its policies say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.clock import S
+from holdfast.errors import Invalid
+from holdfast.ops import service
+from tests.roles.rig import Rig
+from tests.roles.shop import Buyer, Dropped, Ordered, Repeated, Slept, Unset, Woken
+
+MODULES = ("holdfast.world.inherit", "holdfast.world.fork")
+
+
+def forked(rig: Rig, parent: hf.WorldHandle[Buyer], **policy: Any) -> hf.WorldHandle[Buyer]:
+    child = parent.fork("child", **policy)
+    rig.assign(child)
+    return child
+
+
+# -- effects -------------------------------------------------------------------------------------
+
+
+def test_by_default_a_child_inherits_nothing(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(), Slept(10))
+    child = forked(rig, ada)
+    rig.work(rig.pool(), seconds=20)
+    rig.work(rig.timer_worker())
+    assert ada.state().told == ["ok done 1"]
+    assert child.state().told == child.state().woken == []
+
+
+def test_fail_answers_each_open_intent_in_the_child_alone(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"), Ordered(tag="b"))
+    child = forked(rig, ada, effects="fail")
+    rig.think()
+    assert child.state().told == ["error dropped_by_fork 0 a", "error dropped_by_fork 0 b"]
+    rig.work(rig.pool())
+    assert ada.state().told == ["ok done 1 a", "ok done 1 b"]
+    assert len(rig.outside.calls) == 2
+    assert len(child.state().told) == 2
+
+
+def test_reissue_wants_each_anew_under_another_identity(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered("tea", tag="a"))
+    child = forked(rig, ada, effects="reissue")
+    rig.work(rig.pool())
+    assert ada.state().told == ["ok done 1 a"]
+    assert child.state().told == ["ok done 1 a again"]
+    assert [call.args for call in rig.outside.calls] == [("tea",), ("tea",)]
+    assert len(rig.outside.keys) == 2
+
+
+def test_an_intent_that_had_its_receipt_by_then_is_not_open(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="done"))
+    rig.work(rig.pool())
+    ada.send(Ordered(tag="open"))
+    rig.think()
+    child = forked(rig, ada, effects="fail")
+    rig.think()
+    assert child.state().told == ["ok done 1 done", "error dropped_by_fork 0 open"]
+
+
+def test_an_intent_that_was_answered_after_that_entry_was_open_then(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"))
+    rig.work(rig.pool())
+    assert ada.height() == 2
+    child = forked(rig, ada, at=1, effects="reissue")
+    rig.work(rig.pool())
+    assert child.state().told == ["ok done 1 a again"]
+    assert ada.state().told == ["ok done 1 a"]
+
+
+def test_an_intent_that_came_after_that_entry_is_none_of_the_childs(rig: Rig) -> None:
+    ada = rig.buyer("ada", Woken(), Ordered())
+    child = forked(rig, ada, at=1, effects="fail")
+    rig.think()
+    assert child.state().told == []
+
+
+def test_a_cancelled_intent_is_over_when_its_receipt_is_there(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(), Dropped())
+    child = forked(rig, ada, effects="reissue")
+    rig.work(rig.pool())
+    assert ada.state().told == child.state().told == ["error cancelled 0"]
+
+
+def test_a_reissued_intent_with_a_key_is_what_the_child_would_want_under_it(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(key="k"))
+    child = forked(rig, ada, effects="reissue")
+    child.send(Ordered(key="k"))
+    rig.work(rig.pool())
+    assert len(child.state().told) == 1
+    assert len(rig.outside.calls) == 2
+
+
+def test_forking_again_gives_nothing_twice(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(), Slept(10))
+    for _ in range(3):
+        child = forked(rig, ada, effects="reissue", timers="keep")
+    rig.work(rig.pool())
+    rig.work(rig.timer_worker(), seconds=20)
+    assert (len(child.state().told), child.state().woken) == (1, [""])
+
+
+def test_a_fork_of_a_fork_takes_over_what_the_child_wanted_itself(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="ada"))
+    child = forked(rig, ada)
+    child.send(Ordered(tag="child"))
+    rig.think()
+    grandchild = child.fork("grandchild", effects="fail")
+    rig.assign(grandchild)
+    rig.think()
+    assert grandchild.state().told == ["error dropped_by_fork 0 child"]
+
+
+# -- timers --------------------------------------------------------------------------------------
+
+
+def test_kept_timers_fire_for_both_when_the_parents_is_due(rig: Rig) -> None:
+    ada = rig.buyer("ada", Slept(60, "k", "x"))
+    rig.clock.advance(40 * S)
+    child = forked(rig, ada, timers="keep")
+    worker = rig.timer_worker()
+    rig.work(worker, seconds=15)
+    assert child.state().woken == []
+    rig.work(worker, seconds=10)
+    assert child.state().woken == ada.state().woken == ["x"]
+
+
+def test_the_childs_timer_is_its_own(rig: Rig) -> None:
+    ada = rig.buyer("ada", Slept(60, "k", "x"))
+    child = forked(rig, ada, timers="keep")
+    child.send(Unset("k"))
+    rig.think()
+    rig.work(rig.timer_worker(), seconds=70)
+    assert (ada.state().woken, child.state().woken) == (["x"], [])
+
+
+def test_timers_that_were_over_by_then_are_not_kept(rig: Rig) -> None:
+    ada = rig.buyer("ada", Slept(1, "a", "fired"), Slept(60, "b"), Unset("b"), Slept(60, "c", "c"))
+    worker = rig.timer_worker()
+    rig.work(worker, seconds=2)
+    child = forked(rig, ada, timers="keep")
+    rig.work(worker, seconds=70)
+    assert child.state().woken == ["fired", "c"]
+
+
+def test_a_timer_that_has_fired_since_that_entry_fires_in_the_child_at_once(rig: Rig) -> None:
+    ada = rig.buyer("ada", Slept(1, "a", "x"))
+    worker = rig.timer_worker()
+    rig.work(worker, seconds=2)
+    child = forked(rig, ada, at=1, timers="keep")
+    rig.work(worker)
+    assert child.state().woken == ["x"]
+    assert ada.state().woken == ["x"]
+
+
+def test_a_timer_that_repeats_goes_on_in_the_child(rig: Rig) -> None:
+    ada = rig.buyer("ada", Repeated("0 * * * *"))
+    worker = rig.timer_worker()
+    rig.clock.advance(3600 * S)
+    rig.work(worker)
+    child = forked(rig, ada, timers="keep")
+    rig.clock.advance(3600 * S)
+    rig.work(worker)
+    assert (len(ada.state().woken), len(child.state().woken)) == (2, 2)
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def test_without_the_code_only_drop_is_possible(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered())
+    before = rig.rows()
+    with pytest.raises(Invalid, match="give the app"):
+        service.world_fork(rig.store, "shop", rig.id(ada), "child", effects="fail")
+    assert rig.rows() == before

@@ -1,0 +1,498 @@
+"""Every checker of worlds fails on a history that is wrong in its way, and not on one that is right."""
+
+import hashlib
+from collections.abc import Callable
+
+import pytest
+
+from holdfast.clock import S
+from holdfast.sim import check_app
+from holdfast.sim.checkers import CHECKERS, check_all
+from tests.sim.universe import (
+    SUBJECT,
+    Universe,
+    W,
+    event,
+    intent,
+    lease,
+    pack,
+    paid,
+    queue_of,
+    record,
+    row,
+)
+
+BOX = ("inboxes", SUBJECT)
+JOURNAL = ("journals", SUBJECT)
+CATALOG = ("worlds", "u")
+
+
+def told() -> Universe:
+    """Two payments sent and journaled, a third that waits."""
+    u = Universe().granted(1)
+    u.sent(2, 1, paid("p1", 5), "k1").sent(3, 2, paid("p2", 7), "k2")
+    u.cycle(4, paid("p1", 5), paid("p2", 7))
+    return u.sent(5, 3, paid("p3", 1), "k3")
+
+
+def moved() -> Universe:
+    """Money moved to another account; it waits in that inbox."""
+    u = Universe().granted(1).sent(2, 1, event("Moved", id="m", amount=2, to="w2"))
+    u.cycle(3, event("Moved", id="m", amount=2, to="w2"))
+    [want] = u.wants
+    mail = ["fabric", "Paid", paid("m>", 2)[2], b"h", want.hash, None, W, 1, {}]
+    rows = {1: row(f"fabric:{want.hash.hex()}", mail)}
+    u.rows["inboxes"]["u/w2"] = {"rows": rows, "cursor": 0, "last_seq": 1}
+    catalog = u.rows["worlds"]["u"]
+    catalog["records"]["w2"] = record("w2")
+    catalog["names"]["Account/w2"] = "w2"
+    catalog["counts"]["active"] = 2
+    catalog["hints"].append(["", "w2"])
+    return u
+
+
+def ordered() -> Universe:
+    """An effect wanted, and in its queue."""
+    u = Universe().granted(1).sent(2, 1, event("Ordered", id="o", what="a", key=None))
+    u.cycle(3, event("Ordered", id="o", what="a", key=None))
+    u.rows["queues"]["u/effects/fx.quote"] = queue_of((1, intent(u.wants[0])))
+    return u
+
+
+def forked(**lineage: object) -> Universe:
+    """A fork of the account after its first entry."""
+    u = told()
+    state = u.state_bytes(1)
+    made = record(
+        "c1",
+        lineage={
+            "parent_world_id": W,
+            "parent_snapshot_hash": hashlib.sha256(state).digest(),
+            "forked_at_height": 1,
+            **lineage,
+        },
+    )
+    u.did(6, "plant", {"name": "c1", "child_id": "c1"}, made)
+    catalog = u.rows["worlds"]["u"]
+    catalog["records"]["c1"] = made
+    catalog["names"]["Account/c1"] = "c1"
+    catalog["counts"]["active"] = 2
+    hash = u.rows["journals"][SUBJECT]["entries"][1]["hash"]
+    head = {
+        "height": 1,
+        "hash": hash,
+        "checkpoint": 1,
+        "floor": 2,
+        "below": hash,
+        "packed": 0,
+    }
+    u.rows["journals"]["u/c1"] = {"head": head, "entries": {}, "doubled": []}
+    saved = {"hash": b"", "at_ns": 0, "bytes": 0, "state": state}
+    u.rows["snapshots"]["u/c1"] = {"states": {1: saved}, "baseline": {"height": 1, "hash": b""}}
+    return u
+
+
+def failing() -> Universe:
+    """A reducer that raised, and its dead letter."""
+    botched = event("Botched", id="b")
+    u = Universe().granted(1).sent(2, 1, botched).cycle(3, botched)
+    letter = pack([W, 1, pack(botched)])
+    u.did(3, "queue.post_dead", {"queue": "u/failed-events", "payload": letter}, 1)
+    rows = queue_of()
+    rows["dead"] = {1: {"payload": letter, "blob": b""}}
+    rows["died"] = [[9, 1]]
+    u.rows["queues"]["u/failed-events"] = rows
+    return u
+
+
+def led(*decisions: list[object], **row: object) -> Universe:
+    """An authority log, and the lease it should lead to."""
+    u = told()
+    kept = {
+        n: {"hash": b"", "at_ns": 0, "body": pack(one), "blob": b""}
+        for n, one in enumerate(decisions, 1)
+    }
+    u.rows["journals"]["u/authority"] = {"head": {}, "entries": kept, "doubled": []}
+    base = {"state": "held", "worker": "l", "incarnation": "1", "generation": 1, "epoch": 1}
+    u.rows["leases"]["u/authority"] = {**base, "expires_ns": 9, "by": ["l"], **row}
+    return u
+
+
+ACQUIRED = ["acquired", "l", "1", "id", 1, 1, 3, 9, ""]
+RELEASED = ["released", "l", "1", "id", 1, 1, 5, 9, ""]
+
+RIGHT: dict[str, Callable[[], Universe]] = {
+    "an account": told,
+    "mail": moved,
+    "an effect": ordered,
+    "a fork": forked,
+    "a failure": failing,
+    "a leader": lambda: led(ACQUIRED),
+}
+
+
+def snapshot_of(state: bytes) -> dict[str, object]:
+    saved = {"hash": b"", "at_ns": 0, "bytes": 0, "state": state}
+    return {"states": {2: saved}, "baseline": {"height": 2, "hash": b""}}
+
+
+WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
+    (
+        "J3",
+        "an entry replies what its state is not",
+        lambda: (
+            Universe()
+            .granted(1)
+            .sent(2, 1, paid("p", 5))
+            .cycle(3, paid("p", 5), reply=pack([1, 6, "5", []]))
+        ),
+    ),
+    (
+        "J3",
+        "an entry emitted what its event does not ask for",
+        lambda: (
+            Universe()
+            .granted(1)
+            .sent(2, 1, paid("p", 5))
+            .cycle(3, paid("p", 5), emitted=[b"x" * 32])
+        ),
+    ),
+    (
+        "J3",
+        "a snapshot is not the state at its height",
+        lambda: told().audit("snapshots", SUBJECT, to=snapshot_of(b"\x80")),
+    ),
+    (
+        "J3",
+        "a sound world is parked",
+        lambda: told().did(
+            6,
+            "tenure.park",
+            {
+                "universe": "u",
+                "world_id": W,
+                "held": lease("a", 1),
+                "blocker": {"code": "replay_diverged", "text": "", "height": 2},
+            },
+        ),
+    ),
+    (
+        "J2",
+        "a cycle on another head",
+        lambda: (
+            Universe().granted(1).sent(2, 1, paid("p", 5)).cycle(3, paid("p", 5), expected_head=4)
+        ),
+    ),
+    ("J2", "an entry is missing", lambda: told().audit(*JOURNAL, "entries", 1)),
+    (
+        "J2",
+        "an entry was changed",
+        lambda: told().audit(*JOURNAL, "entries", 1, "body", to=b"other"),
+    ),
+    (
+        "J4",
+        "the baseline's snapshot is gone",
+        lambda: told().audit(
+            "snapshots", SUBJECT, to={"states": {}, "baseline": {"height": 2, "hash": b""}}
+        ),
+    ),
+    (
+        "J5",
+        "the log of authority says another leader",
+        lambda: led(ACQUIRED, worker="m", by=["m"]).audit(),
+    ),
+    ("J5", "authority was granted over a leader", lambda: led(ACQUIRED, ACQUIRED).audit()),
+    (
+        "J5",
+        "authority was given back, and is held",
+        lambda: led(ACQUIRED, RELEASED).audit(),
+    ),
+    ("I1", "what was acknowledged is nowhere", lambda: told().audit(*BOX, "rows", 3)),
+    (
+        "I1",
+        "a message is there twice under two numbers",
+        lambda: told().sent(6, 4, paid("p3", 1), "k4").audit(),
+    ),
+    (
+        "I1",
+        "a message was journaled with another body",
+        lambda: Universe().granted(1).sent(2, 1, paid("p", 5)).cycle(3, paid("p", 6)),
+    ),
+    (
+        "I2",
+        "ingress was passed over",
+        lambda: (
+            Universe()
+            .granted(1)
+            .sent(2, 1, paid("p1", 5))
+            .sent(2, 2, paid("p2", 5))
+            .cycle(3, paid("p2", 5), seq=2)
+        ),
+    ),
+    ("I2", "the cursor is behind the journal", lambda: told().audit(*BOX, "cursor", to=1)),
+    (
+        "I3",
+        "a row below the cursor was not journaled",
+        lambda: told().audit(*BOX, to={"rows": {}, "cursor": 3, "last_seq": 3}),
+    ),
+    (
+        "I4",
+        "a message of unknown outcome is lost",
+        lambda: told().sent(6, 4, paid("p4", 1), "k4", result="unknown").audit(*BOX, "rows", 4),
+    ),
+    (
+        "I4",
+        "a row that nobody delivered",
+        lambda: told().audit(*BOX, "rows", 4, to=row("k9", paid("p9", 1))),
+    ),
+    (
+        "I4",
+        "an entry of what nobody delivered",
+        lambda: Universe().granted(1).cycle(3, paid("p", 5)),
+    ),
+    (
+        "I4",
+        "a retry under its key was delivered again",
+        lambda: told().sent(6, 4, paid("p3", 1), "k3"),
+    ),
+    (
+        "I5",
+        "the key of one message was taken for another",
+        lambda: told().sent(6, 3, paid("other", 1), "k3", already=True),
+    ),
+    (
+        "L3",
+        "a host commits under a lease that another has",
+        lambda: (
+            Universe()
+            .granted(1, "a", 1)
+            .sent(2, 1, paid("p", 5))
+            .granted(20, "b", 2)
+            .cycle(21, paid("p", 5), worker="a", epoch=1)
+        ),
+    ),
+    (
+        "L3",
+        "a host commits after its world was taken from it",
+        lambda: (
+            Universe()
+            .granted(1)
+            .sent(2, 1, paid("p", 5))
+            .did(
+                3,
+                "catalog.change",
+                {"universe": "u", "world_id": W, "event": "pause"},
+                record(W, status="paused"),
+            )
+            .cycle(4, paid("p", 5))
+        ),
+    ),
+    (
+        "L3",
+        "a former leader places worlds",
+        lambda: (
+            told()
+            .did(6, "authority.acquire", authority("l"), leading("l", 1))
+            .did(7, "authority.force_release", {"universe": "u", "reason": ""}, 1)
+            .did(8, "place", {"lease": leading("l", 1)})
+        ),
+    ),
+    (
+        "L1",
+        "two lead at once",
+        lambda: (
+            told()
+            .did(6, "authority.acquire", authority("l"), leading("l", 1))
+            .did(7, "authority.acquire", authority("m"), leading("m", 2))
+        ),
+    ),
+    (
+        "L6",
+        "a host that was fenced commits after all",
+        lambda: (
+            told()
+            .failed(6, "commit", {"lease": lease("a", 1), "cycle": {}}, "fenced")
+            .cycle(7, paid("p3", 1))
+        ),
+    ),
+    (
+        "A1",
+        "a worker gets a world that is another's",
+        lambda: (
+            Universe()
+            .did(1, "catalog.assign", {"universe": "u", "world_id": W, "worker": "b"})
+            .granted(2, "a")
+        ),
+    ),
+    (
+        "A1",
+        "a worker gets a world that is paused",
+        lambda: (
+            Universe()
+            .did(
+                1,
+                "catalog.change",
+                {"universe": "u", "world_id": W, "event": "pause"},
+                record(W, status="paused"),
+            )
+            .granted(2, "a")
+        ),
+    ),
+    (
+        "S3",
+        "a world is parked as stuck after one loss",
+        lambda: told().granted(
+            20,
+            "b",
+            lease=None,
+            refusal="parked",
+            record=record(
+                W,
+                status="parked",
+                blocker={
+                    "code": "reducer_stuck",
+                    "text": "",
+                    "height": 0,
+                    "since_ns": 20 * S,
+                },
+            ),
+        ),
+    ),
+    (
+        "S3",
+        "a reducer kills its worker, alone, for the third time, and its world is not parked",
+        lambda: (
+            told()
+            .granted(20, "a", 2)
+            .granted(40, "a", 3)
+            .did(41, "tenure.try_alone", {"universe": "u", "world_id": W, "held": lease("a", 3)})
+            .granted(60, "a", 4)
+        ),
+    ),
+    ("S4", "worlds are counted wrong", lambda: told().audit(*CATALOG, "counts", to={"active": 2})),
+    (
+        "S4",
+        "the worlds of a worker are not those assigned to it",
+        lambda: told().audit(*CATALOG, "by_worker", to=[["b", W]]),
+    ),
+    ("R3", "a world has work, and no hint", lambda: told().audit(*CATALOG, "hints", to=[])),
+    (
+        "R3",
+        "a world still waits when all should be at rest",
+        lambda: told().did(60, "quiet", {"waiting": [f"{SUBJECT}/3"]}, False),
+    ),
+    ("E1", "an effect is nowhere", lambda: ordered().audit("queues", to={})),
+    (
+        "E1",
+        "an effect is in its queue twice",
+        lambda: (u := ordered()).audit(
+            "queues",
+            "u/effects/fx.quote",
+            to=queue_of((1, intent(u.wants[0])), (2, intent(u.wants[0]))),
+        ),
+    ),
+    (
+        "E1",
+        "an effect is in the queue of another kind",
+        lambda: (u := ordered()).audit(
+            "queues", to={"u/timers": queue_of((1, intent(u.wants[0])))}
+        ),
+    ),
+    ("E1", "mail did not arrive", lambda: moved().audit("inboxes", "u/w2")),
+    (
+        "J1",
+        "an effect that no entry wants",
+        lambda: told().audit(
+            "queues",
+            "u/effects/fx.quote",
+            to=queue_of((1, intent(check_app.Want(b"h" * 32, "fx.quote", b"")))),
+        ),
+    ),
+    (
+        "K1",
+        "a fork has another state than its parent had",
+        lambda: forked(parent_snapshot_hash=b"other"),
+    ),
+    (
+        "K1",
+        "a fork at a height that its parent never had",
+        lambda: forked(forked_at_height=9),
+    ),
+    (
+        "K1",
+        "a fork inherited its parent's inbox",
+        lambda: forked().audit(
+            "inboxes",
+            "u/c1",
+            to={"rows": {1: row("k3", paid("p3", 1))}, "cursor": 0, "last_seq": 1},
+        ),
+    ),
+    (
+        "K1",
+        "a fork does not know its parent",
+        lambda: forked().audit(*CATALOG, "records", "c1", "lineage", to=None),
+    ),
+    ("D1", "a failed event is no dead letter", lambda: failing().audit("queues", to={})),
+    (
+        "D1",
+        "a reducer raised, and nothing was kept",
+        lambda: (
+            Universe()
+            .granted(1)
+            .sent(2, 1, event("Botched", id="b"))
+            .cycle(3, event("Botched", id="b"))
+            .audit()
+        ),
+    ),
+]
+
+
+def authority(owner: str) -> dict[str, object]:
+    return {"universe": "u", "owner": owner, "incarnation": "1", "ttl_ns": 10 * S}
+
+
+def leading(owner: str, epoch: int) -> dict[str, object]:
+    return lease(owner, epoch, until_s=16, resource="u/authority")
+
+
+@pytest.mark.parametrize("name", RIGHT)
+def test_a_right_history_is_right(name: str) -> None:
+    assert check_all(RIGHT[name]().audit().history) == []
+
+
+@pytest.mark.parametrize(("number", "what", "make"), WRONG, ids=[f"{n}: {w}" for n, w, _ in WRONG])
+def test_a_wrong_history_is_found_out(number: str, what: str, make: Callable[[], Universe]) -> None:
+    found = CHECKERS[number](make().history)
+    assert [violation.number for violation in found][:1] == [number]
+
+
+def test_a_fickle_reducer_may_be_parked_and_no_other() -> None:
+    fickle = event("Fickle", id="f")
+    u = Universe().granted(1).sent(2, 1, fickle)
+    park = {"universe": "u", "world_id": W, "held": lease("a", 1)}
+    u.did(
+        3, "tenure.park", {**park, "blocker": {"code": "replay_diverged", "text": "", "height": 1}}
+    )
+    assert CHECKERS["J3"](u.history) == []
+
+
+def test_a_lease_that_is_granted_again_may_be_used_again() -> None:
+    u = told().failed(6, "commit", {"lease": lease("a", 1), "cycle": {}}, "fenced")
+    u.granted(20, "a", 2).cycle(21, paid("p3", 1), epoch=2)
+    assert CHECKERS["L6"](u.history) == []
+
+
+# -- the reducers, stated once more ----------------------------------------------------------------
+
+
+def test_the_model_of_an_account_counts_as_a_person_would() -> None:
+    u = Universe().cycle(1, paid("p1", 5), paid("p2", 7), event("Moved", id="m", amount=2, to="x"))
+    assert u.states[-1] == {"balance": 10, "seen": 3, "rate": 7, "marks": []}
+    assert check_app.stored(u.states[-1]) == (
+        b"\x84\xa7balance\x0a\xa5marks\x90\xa4rate\xcb\x40\x1c\x00\x00\x00\x00\x00\x00\xa4seen\x03"
+    )
+
+
+def test_a_state_that_was_stored_has_a_float_where_one_belongs() -> None:
+    assert check_app.fresh({"balance": 0, "seen": 0, "rate": 7, "marks": []})["rate"] == 7.0
+    assert isinstance(check_app.fresh({**check_app.initial(), "rate": 7})["rate"], float)

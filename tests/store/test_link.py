@@ -1,0 +1,100 @@
+"""The connection to the writer: threads that leave early, and those that go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import holdfast.store
+from holdfast.config import WriterLimits
+from holdfast.store.api import Txn
+from holdfast.store.lmdb import LmdbStore
+
+MODULES = ("holdfast.store.link",)
+
+
+class Interrupted(Exception):
+    """Raised by a signal in the middle of a call, as Ctrl-C is."""
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[LmdbStore]:
+    limits = WriterLimits(linger_s=0.2, stopped_s=60)
+    opened = holdfast.store.open(tmp_path / "data", limits=limits)
+    assert isinstance(opened, LmdbStore)
+    with opened:
+        yield opened
+
+
+@pytest.fixture
+def alarm() -> Iterator[None]:
+    def ring(*_: object) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def put(txn: Txn, key: str) -> str:
+    txn.put((key,), b"1")
+    return key
+
+
+@pytest.mark.parametrize("receiver", [False, True], ids=["callers read", "a thread reads"])
+def test_a_call_that_is_interrupted_leaves_the_others_their_answers(
+    store: LmdbStore, alarm: None, receiver: bool
+) -> None:
+    if receiver:
+        store.submit(put, "first").result(30)
+    writer = store._link.welcome.pid
+    done: list[str] = []
+    others = [
+        threading.Thread(target=lambda key=f"other-{n}": done.append(store.transact(put, key)))
+        for n in range(4)
+    ]
+    os.kill(writer, signal.SIGSTOP)
+    try:
+        for other in others[:2]:
+            other.start()
+        signal.setitimer(signal.ITIMER_REAL, 0.2)
+        with pytest.raises(Interrupted):
+            store.transact(put, "interrupted")
+        for other in others[2:]:
+            other.start()
+    finally:
+        os.kill(writer, signal.SIGCONT)
+    for other in others:
+        other.join(30)
+    assert sorted(done) == [f"other-{n}" for n in range(4)]
+    assert store.transact(put, "later") == "later"
+
+
+def test_the_writer_does_not_import_from_the_current_directory(tmp_path: Path) -> None:
+    trap = tmp_path / "here"
+    trap.mkdir()
+    for name in ("selectors", "signal", "msgspec", "lmdb"):
+        (trap / f"{name}.py").write_text("raise SystemExit('imported from the wrong place')")
+    code = "import holdfast.store as s; s.open('data').close(); print('opened')"
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=trap,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ran.stdout.strip() == "opened", ran.stderr
+
+
+def test_waiting_for_an_answer_inside_together_does_not_wait_for_ever(store: LmdbStore) -> None:
+    with store.together():
+        assert store.submit(put, "a").result(30) == "a"
