@@ -278,3 +278,18 @@ def test_when_a_broken_batch_is_redone_one_by_one_each_failure_is_its_own(
     ]
     assert codes(engine.commit(batch)) == [None, "invalid", "store_full", None]
     assert [backend.get(key) for key in (b"a", b"b", b"c")] == [b"1", None, b"1"]
+
+
+def test_the_first_commit_after_a_take_over_is_remembered_by_the_next_writer(
+    engine: Engine, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "OUTCOMES_KEPT", 4)
+    for no in range(1, 11):
+        engine.commit([request(engine, no, puts={b"k": b"v"})])
+    second = Engine(backend, SimClock())
+    original = request(second, 11, adds={b"n": 1})
+    second.commit([original])
+    second.commit([request(second, 12, puts={b"k": b"v"})])
+    third = Engine(backend, SimClock())
+    assert codes(third.commit([resent(original)])) == [None]
+    assert schema.int_of(backend.get(b"n") or b"") == 1

@@ -295,7 +295,9 @@ class Engine:
         ):
             self._forgotten_id, forgotten = self._outcome_ring.popleft()
             oldest = self.commit_no - len(self._outcome_ring)
-            self._stale_rows.append(_outcome_key(oldest))
+            # An older one has been overwritten already: its slot is the latest commit's.
+            if oldest > self.commit_no - OUTCOMES_KEPT:
+                self._stale_rows.append(_outcome_key(oldest))
             for name in forgotten:
                 self._outcomes.pop(name, None)
         self.rung |= topics
