@@ -134,7 +134,7 @@ def keep_an_item_that_is_done(story: Story) -> None:
     keys = item.keys_of(worker.QUEUE)
     rows = verdict.rows(story.store, keys.items)
     story.put(keys.items + tuples.pack_int(1), rows[0][1])
-    story.put(keys.ready_key(0, tuples.pack_int(1)), tuples.pack_int(1))
+    story.put(keys.ready_key(0, 0, tuples.pack_int(1)), tuples.pack_int(1))
 
 
 def miscount(story: Story) -> None:
