@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import tempfile
 from contextlib import closing
 from pathlib import Path
 
@@ -29,10 +30,11 @@ def copy(backend: LmdbBackend, target: Path) -> None:
         raise Invalid(what="backup", why="the target is a file", path=str(target))
     if target.exists() and any(target.iterdir()):
         raise Invalid(what="backup", why="the target is not empty", path=str(target))
-    partial = target.with_name(target.name + ".partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+        partial = _beside(target)
+    except OSError as error:
+        raise storage_error(error, target) from error
+    try:
         backend.env.copy(str(partial))
         _fill_up(backend, partial / "data.mdb")
         _sync(partial / "data.mdb")
@@ -51,13 +53,12 @@ def restore(source: Path, target: Path) -> int:
     if not (source / "data.mdb").exists():
         raise NotFound(what="backup", path=str(source))
     prepare(target)
-    partial = target.with_name(target.name + ".restoring")
     lock = take_lock(target)
     if lock is None:
         raise StoreBusy(path=str(target))
+    partial = target
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir()
+        partial = _beside(target)
         shutil.copyfile(source / "data.mdb", partial / "data.mdb")
         generation = _renew(partial, above=_generation_of(target))
         _sync(partial / "data.mdb")
@@ -68,8 +69,15 @@ def restore(source: Path, target: Path) -> int:
     except (lmdb.Error, OSError) as error:
         raise storage_error(error, target) from error
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial != target:
+            shutil.rmtree(partial, ignore_errors=True)
         os.close(lock)
+
+
+def _beside(target: Path) -> Path:
+    """A new directory on the file system of the target; nothing that is there is touched."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
 
 
 def _fill_up(backend: LmdbBackend, path: Path) -> None:
