@@ -14,7 +14,6 @@ import hashlib
 import re
 import smtplib
 import ssl
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from email.message import EmailMessage
@@ -31,6 +30,7 @@ from holdfast.adapters.errors import (
     Unavailable,
     Untrusted,
 )
+from holdfast.clock import SYSTEM, S
 from holdfast.errors import HoldfastError, Invalid, Timeout, ValueTooLarge
 
 RECIPIENTS_MAX = 100
@@ -151,7 +151,7 @@ def compose(
         _check_addresses([mail.reply_to], "reply_to")
         message["Reply-To"] = mail.reply_to
     message["Subject"] = _header_text("subject", subject)
-    message["Date"] = formatdate(time.time())
+    message["Date"] = formatdate(SYSTEM.wall_ns() / S)
     message["Message-ID"] = message_id(key, sender)
     for name, value in mail.headers.items():
         if not _HEADER_NAME.fullmatch(name) or name.lower() in _NOT_YOURS:

@@ -23,6 +23,7 @@ import msgspec
 from holdfast import __version__
 from holdfast.adapters.errors import Answered, BadAnswer, Forbidden, NotInstalled, Unavailable
 from holdfast.adapters.guard import Guard, Reach
+from holdfast.clock import SYSTEM, S
 from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
 
 if TYPE_CHECKING:
@@ -218,7 +219,7 @@ def retry_after_s(headers: Mapping[str, str], now: datetime) -> float | None:
 
 
 def unavailable(status: int, host: str, headers: Mapping[str, str]) -> Unavailable:
-    wait_s = retry_after_s(headers, datetime.now(UTC))
+    wait_s = retry_after_s(headers, datetime.fromtimestamp(SYSTEM.wall_ns() / S, UTC))
     told = {} if wait_s is None else {"retry_after_s": wait_s}
     return Unavailable(status=status, host=host, **told)
 
