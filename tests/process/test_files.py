@@ -209,7 +209,7 @@ def test_a_store_that_does_not_exist_is_not_made_when_bootstrap_is_off(home: Pat
 def small_disk(at: Path) -> Iterator[Path]:
     """A file system of its own, in memory, of two megabytes."""
     if os.geteuid() != 0:
-        pytest.skip("mounting needs root")
+        pytest.fail("these tests mount a small disk, as root only: sudo make test")
     at.mkdir()
     options = f"size={DISK_BYTES}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(at)], check=True)
