@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import commits, history, memory, queues, table, waiting
+from bench import commits, history, ledger, memory, queues, table, waiting
 from bench.place import ROOT, Place, new_directory
 from bench.record import Record
 
@@ -31,6 +31,9 @@ METRICS: dict[str, Callable[[Place], Record]] = {
         waiting.wake_up,
         waiting.idle,
         queues.backlog,
+        ledger.ledger_moves,
+        ledger.ledger_records,
+        ledger.ledger_logged,
         memory.memory,
     )
 }

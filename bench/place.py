@@ -26,6 +26,8 @@ class Sizes:
     memory_keys: int = 5_000_000
     churn_callers: int = 4
     journal_callers: int = 4
+    ledger_rows: int = 10_000_000
+    ledger_logged_rows: int = 2_000_000
 
 
 @dataclass(frozen=True)

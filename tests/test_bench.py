@@ -18,6 +18,8 @@ TINY = Sizes(
     memory_keys=2_000,
     churn_callers=2,
     journal_callers=2,
+    ledger_rows=25_000,
+    ledger_logged_rows=25_000,
 )
 
 

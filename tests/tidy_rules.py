@@ -33,7 +33,6 @@ EXTRA_IMPORTS = {
     "prometheus-client": {"prometheus_client"},
     "psycopg": {"psycopg", "psycopg_pool"},
     "pyarrow": {"pyarrow"},
-    "pyiceberg": {"pyiceberg"},
     "pyspark": {"pyspark"},
     "rich": {"rich"},
     "uvicorn": {"uvicorn"},

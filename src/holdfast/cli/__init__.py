@@ -39,6 +39,7 @@ COMMANDS = {
     "store": Command("holdfast.cli.store", "what a store holds"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
     "timers": Command("holdfast.cli.timers", "timers: list, show"),
+    "runs": Command("holdfast.cli.runs", "runs of stages: list, show, failed, retry, cancel"),
     "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive"),
     "backup": Command("holdfast.cli.backup", "copy a store while it is in use"),
     "restore": Command("holdfast.cli.restore", "make a store from a backup, as a new generation"),

@@ -45,6 +45,11 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "c" <status>                             counters
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
     13 worker       <u> <worker>                                 who said lately that it is alive
+    14 run          "n" <name>                                   the latest run of this name
+                    "r" <run>                                    its record: status, input, policy
+                    "c" <run>                                    its progress
+                    "i" <run> <n>                                input blocks
+                    "o" <run> <page> <height>                    outcome chunks, by their log entry
 
 Where a name stands in a key that is also scanned by a shorter prefix, the kind of row comes first
 (`lease`), so that no name can be taken for a kind.
@@ -76,6 +81,7 @@ class Space(IntEnum):
     WORLD = 11
     READY = 12
     WORKER = 13
+    RUN = 14
 
 
 SCHEMA_MAJOR = 0

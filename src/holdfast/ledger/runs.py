@@ -1,0 +1,340 @@
+"""Runs: one execution of a stage, by name; its record, its progress, its input and its outcomes.
+
+Functions over a transaction. The run's log is beside them (`log`), under the subject `run/<run>`;
+who may write any of it holds the lease on `run/<name>`, so a name has one run at work at a time.
+
+- A name leads to its latest run. A run id is unique for ever: keys that go outside are made of it.
+- A run's status moves by its table, and only there.
+- An outcome chunk lies under its page and the height of the log entry that took it, so reading a page
+  gives its chunks in the order they were decided.
+- `delete` goes in bounded steps, the record last: a run that is half deleted can still be named.
+
+Nothing here needs NumPy or Arrow: blocks and batches are bytes.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.durable.bounds import check_limit, check_name
+from holdfast.durable.journal import Kept
+from holdfast.durable.snapshot import Saved
+from holdfast.errors import Invalid, NotFound
+from holdfast.ledger.classes import Policy
+from holdfast.ledger.records import Part
+from holdfast.store import blobs, schema, tuples
+from holdfast.store.api import Row, Txn, operation
+from holdfast.transitions import Transitions
+
+
+class Status(Enum):
+    INGESTING = "ingesting"
+    OPEN = "open"
+    CANCELLING = "cancelling"
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    HALTED = "halted"
+
+
+class Event(Enum):
+    SEAL = "seal"
+    CANCEL = "cancel"
+    FINISH = "finish"
+    HALT = "halt"
+
+
+RUN = Transitions(
+    "run",
+    Status.INGESTING,
+    {
+        (Status.INGESTING, Event.SEAL): Status.OPEN,
+        (Status.INGESTING, Event.CANCEL): Status.CANCELLED,
+        (Status.INGESTING, Event.HALT): Status.HALTED,
+        (Status.OPEN, Event.CANCEL): Status.CANCELLING,
+        (Status.OPEN, Event.FINISH): Status.FINISHED,
+        (Status.OPEN, Event.HALT): Status.HALTED,
+        (Status.CANCELLING, Event.FINISH): Status.CANCELLED,
+        (Status.CANCELLING, Event.HALT): Status.HALTED,
+    },
+)
+
+GOING = frozenset({Status.INGESTING, Status.OPEN, Status.CANCELLING})
+
+
+class RunRecord(Record, frozen=True):
+    run_id: str
+    name: str
+    status: Status = Status.INGESTING
+    created_ns: int = 0
+    finished_ns: int = 0
+    generation: int = 0
+    size: int = 0
+    key: list[str] = field(default_factory=list)
+    # Serialised Arrow schemas.
+    input_schema: bytes = b""
+    result_schema: bytes = b""
+    # (n, rows) of the input blocks, in the order of seqs.
+    blocks: list[tuple[int, int]] = field(default_factory=list)
+    # What must be the same when the run is resumed.
+    config: dict[str, str] = field(default_factory=dict)
+    # A cheap fingerprint of the input, and the hash of all of it.
+    plan: str = ""
+    input_hash: str = ""
+    sink: dict[str, str | int | bool] = field(default_factory=dict)
+    policy: Policy = Policy()
+    halted: str = ""
+    retry_of: str = ""
+    cancel_requested_ns: int = 0
+    retry_requested_ns: int = 0
+
+
+class Progress(Record, frozen=True):
+    """How a run stands, for people. Derived: losing the last of it loses nothing."""
+
+    updated_ns: int = 0
+    started_ns: int = 0
+    # By state, 0 to 7.
+    counts: list[int] = field(default_factory=list)
+    calls: int = 0
+    reused: int = 0
+    retries: int = 0
+    reclaims: int = 0
+    fenced: int = 0
+    cost: float = 0.0
+    tasks: int = 0
+    # (t_ms, done, failed, skipped, in flight, cost)
+    series: list[tuple[int, int, int, int, int, float]] = field(default_factory=list)
+    # Calls that took [2^i, 2^(i+1)) microseconds.
+    latency_log2_us: list[int] = field(default_factory=list)
+    # (error class, text, count), most frequent first.
+    errors: list[tuple[int, str, int]] = field(default_factory=list)
+    # Succeeded, skipped, failed, cancelled; committed or not.
+    ended: list[int] = field(default_factory=list)
+
+
+class Other(Record, frozen=True):
+    """A row that ended without a result: skipped, failed for good, or cancelled."""
+
+    seq: int
+    state: int
+    attempts: int
+    error_class: int
+    error: str
+
+
+class Chunk(Record, frozen=True):
+    """Outcomes that were reported together, all of one page.
+
+    `seqs` are little-endian u32 offsets in the page, ascending, one for each row of `batch`; empty
+    when the rows are consecutive from `lo`.
+    """
+
+    lo: int
+    seqs: bytes
+    # One Arrow IPC stream of one batch: result columns, in the order of seqs.
+    batch: bytes
+    others: list[Other]
+    # Successes that took more than one attempt.
+    attempts: list[Part]
+    cost: float
+    calls: int
+    spent_us_log2: list[int]
+
+
+# -- names and records ---------------------------------------------------------------------------
+
+
+def subject_of(run_id: str) -> str:
+    """The subject of a run's log."""
+    check_name("run", run_id)
+    return f"run/{run_id}"
+
+
+def lease_resource(name: str) -> str:
+    check_name("name", name)
+    return f"run/{name}"
+
+
+def topic_of(run_id: str) -> str:
+    """Notified when somebody asked something of a run."""
+    return f"run/{run_id}"
+
+
+def create(txn: Txn, record: RunRecord) -> None:
+    """Put a new run, and let its name lead to it."""
+    check_name("run", record.run_id)
+    check_name("name", record.name)
+    if get(txn, record.run_id) is not None:
+        raise Invalid(what="run", why="it exists already", found=record.run_id)
+    txn.put(_key("n", record.name), record.run_id.encode())
+    put(txn, record)
+
+
+def put(txn: Txn, record: RunRecord) -> None:
+    """Write the record as it is; its status is `move`'s to change."""
+    txn.put(_key("r", record.run_id), codec.pack(record))
+
+
+def get(txn: Txn, run_id: str) -> RunRecord | None:
+    row = txn.get(_key("r", run_id))
+    return None if row is None else codec.unpack_as(RunRecord, row)
+
+
+def the(txn: Txn, run_id: str) -> RunRecord:
+    """The run's record, or NotFound."""
+    found = get(txn, run_id)
+    if found is None:
+        raise NotFound(what="run", found=run_id)
+    return found
+
+
+def latest(txn: Txn, name: str) -> RunRecord | None:
+    """The last run of a name."""
+    row = txn.get(_key("n", name))
+    return None if row is None else get(txn, row.decode())
+
+
+def names(txn: Txn, after: str = "", limit: int = 100) -> list[tuple[str, str]]:
+    """(name, latest run), by name."""
+    check_limit(limit)
+    prefix = _key("n")
+    lo = tuples.after(_key("n", after)) if after else prefix
+    rows = txn.scan(lo, tuples.after(prefix), limit)
+    return [(str(tuples.unpack(key[len(prefix) :])[0]), row.decode()) for key, row in rows]
+
+
+def runs(txn: Txn, after: str = "", limit: int = 100) -> list[RunRecord]:
+    """All runs, by their ids."""
+    check_limit(limit)
+    prefix = _key("r")
+    lo = tuples.after(_key("r", after)) if after else prefix
+    rows = txn.scan(lo, tuples.after(prefix), limit)
+    return [codec.unpack_as(RunRecord, row) for _, row in rows]
+
+
+def move(txn: Txn, run_id: str, event: Event, **changes: Any) -> RunRecord:
+    """Change a run's status by its table; an end is dated."""
+    was = the(txn, run_id)
+    status = RUN.next(was.status, event, run=run_id)
+    if status not in GOING:
+        changes.setdefault("finished_ns", txn.now_ns)
+    now = replace(was, status=status, **changes)
+    put(txn, now)
+    txn.notify(topic_of(run_id))
+    return now
+
+
+@operation
+def request_cancel(txn: Txn, run_id: str) -> RunRecord:
+    """Ask whoever runs it to cancel; asking again changes nothing."""
+    was = the(txn, run_id)
+    if was.status not in GOING:
+        raise Invalid(what="run", why="it is over", run=run_id, status=was.status.value)
+    if was.cancel_requested_ns:
+        return was
+    return _asked(txn, replace(was, cancel_requested_ns=txn.now_ns))
+
+
+@operation
+def request_retry(txn: Txn, run_id: str) -> RunRecord:
+    """Ask that the next run of this name tries the failed rows again."""
+    was = the(txn, run_id)
+    if was.status in GOING:
+        raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
+    return _asked(txn, replace(was, retry_requested_ns=txn.now_ns))
+
+
+def progress(txn: Txn, run_id: str) -> Progress | None:
+    row = txn.get(_key("c", run_id))
+    return None if row is None else codec.unpack_as(Progress, row)
+
+
+def put_progress(txn: Txn, run_id: str, told: Progress) -> None:
+    txn.put(_key("c", run_id), codec.pack(told))
+
+
+# -- input blocks, outcome chunks ----------------------------------------------------------------
+
+
+def block_key(run_id: str, n: int) -> bytes:
+    return _key("i", run_id) + tuples.pack_int(n)
+
+
+def block(txn: Txn, run_id: str, n: int) -> bytes | None:
+    return txn.get(block_key(run_id, n))
+
+
+def chunk_key(run_id: str, page: int, height: int) -> bytes:
+    return _key("o", run_id, page) + tuples.pack_int(height)
+
+
+def chunks(
+    txn: Txn, run_id: str, page: int, after_height: int = -1, limit: int | None = None
+) -> list[tuple[int, Chunk]]:
+    """(height, chunk) of a page, in the order they were decided; all of them without a limit."""
+    prefix = _key("o", run_id, page)
+    lo = prefix + tuples.pack_int(after_height + 1)
+    return [
+        (tuples.unpack_last_int(key, len(prefix)), codec.unpack_as(Chunk, row))
+        for key, row in txn.scan(lo, tuples.after(prefix), limit)
+    ]
+
+
+def delete(txn: Txn, run_id: str, limit: int) -> int:
+    """Remove up to `limit` rows of a run that is over; how many. 0: nothing is left of it."""
+    check_limit(limit)
+    was = get(txn, run_id)
+    if was is None:
+        return 0
+    if was.status in GOING:
+        raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
+    subject = subject_of(run_id)
+    removed = 0
+    for prefix in (
+        _key("o", run_id),
+        _key("i", run_id),
+        schema.prefix(schema.Space.JOURNAL, subject),
+        schema.prefix(schema.Space.SNAPSHOT, subject),
+        _key("c", run_id),
+    ):
+        rows = txn.scan(prefix, tuples.after(prefix), limit - removed) if limit > removed else []
+        for key, row in rows:
+            _release(txn, (key, row), subject)
+            txn.delete(key)
+        removed += len(rows)
+    if removed < limit:
+        txn.delete(_key("r", run_id))
+        if txn.get(_key("n", was.name)) == run_id.encode():
+            txn.delete(_key("n", was.name))
+        removed += 1
+    return removed
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+def _key(kind: str, *path: tuples.Element) -> bytes:
+    return schema.prefix(schema.Space.RUN, kind, *path)
+
+
+def _asked(txn: Txn, record: RunRecord) -> RunRecord:
+    put(txn, record)
+    txn.notify(topic_of(record.run_id))
+    return record
+
+
+def _release(txn: Txn, row: Row, subject: str) -> None:
+    """Give back the blob that a row of the log or of a checkpoint keeps."""
+    key, value = row
+    if key.startswith(schema.prefix(schema.Space.JOURNAL, subject, "e")):
+        if (kept := codec.unpack_as(Kept, value)).blob:
+            blobs.release(txn, kept.blob)
+    elif key.startswith(schema.prefix(schema.Space.SNAPSHOT, subject, "s")):
+        if (saved := codec.unpack_as(Saved, value)).state is None:
+            blobs.release(txn, saved.hash)

@@ -1,0 +1,42 @@
+"""Stage: expensive work per record on Spark, done once and paid once.
+
+    from holdfast.spark import Stage, Skip, session
+
+    stage = Stage("labels", classify, key="doc_id", schema="label string", store="./data")
+    run = stage.run(spark.read.parquet("docs/"), output="labels/")      # resumes by name
+
+Names are loaded when they are first asked for: a child process needs few of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+# At once, for it takes the place of its module, and that module is light.
+from holdfast.spark.session import session
+
+if TYPE_CHECKING:
+    from holdfast.spark.outcome import Call, Fail, Retry, Skip
+    from holdfast.spark.run import Run
+    from holdfast.spark.stage import Stage
+
+_HOMES = {
+    "Call": "outcome",
+    "Fail": "outcome",
+    "Retry": "outcome",
+    "Run": "run",
+    "Skip": "outcome",
+    "Stage": "stage",
+}
+
+__all__ = ["Call", "Fail", "Retry", "Run", "Skip", "Stage", "session"]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = getattr(import_module(f"{__name__}.{home}"), name)
+    globals()[name] = found
+    return found

@@ -1,0 +1,57 @@
+"""The failed rows of a finished run, as the input of another.
+
+A retry of a whole run is a run of its own, over the rows that failed, linked by `retry_of`: what
+was committed stays as it is. The name leads to the newest; `chain` gives it and its ancestors, and
+what users see of a run is all of them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from holdfast.ledger import runs
+from holdfast.spark import merge
+from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.rows import stream_of
+from holdfast.store.api import Store
+
+CHAIN_MAX = 1000
+
+
+def chain(store: Store, record: runs.RunRecord) -> list[runs.RunRecord]:
+    """The run and those it is a retry of, newest first."""
+    found = [record]
+    while found[-1].retry_of and len(found) < CHAIN_MAX:
+        older = store.read(runs.get, found[-1].retry_of)
+        if older is None:
+            break
+        found.append(older)
+    return found
+
+
+def failed_blocks(store: Store, record: runs.RunRecord) -> Iterator[tuple[bytes, int]]:
+    """Input blocks (an Arrow stream, rows) of the rows that failed, in order."""
+    source = Input(store, record)
+    outcomes = Outcomes(store, record, Input(store, record))
+    page_rows = record.policy.page_rows
+    for lo in range(0, record.size, page_rows):
+        seqs = outcomes.failed(lo, min(lo + page_rows, record.size)).column("_seq").to_pylist()
+        if not seqs:
+            continue
+        table = source.rows([(seq, seq + 1) for seq in seqs]).combine_chunks()
+        for batch in table.to_batches():
+            for piece in merge.cut(batch, merge.BLOCK_ROWS, merge.BLOCK_BYTES):
+                yield stream_of(pa.Table.from_batches([piece])), piece.num_rows
+
+
+def sink_of(record: runs.RunRecord, number: int) -> dict[str, str | int | bool]:
+    """Where a retry puts its rows: beside what is committed, or into the same table."""
+    spec = dict(record.sink)
+    if spec.get("kind") == "parquet":
+        spec["path"] = str(Path(str(spec["path"])) / "_holdfast" / f"retry-{number}")
+    elif spec.get("kind") == "delta":
+        spec["append"] = True
+    return spec

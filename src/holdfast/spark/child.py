@@ -1,0 +1,95 @@
+"""The process that runs the user's function: `python -m holdfast.spark.child`.
+
+A Spark Python worker starts one and keeps it for its later tasks. On standard input come duties,
+one after another: a header and the pickled function; on what was standard output goes how each
+ended. What the function prints goes to standard error, where executors keep their logs.
+
+The end of the input means that the worker is gone, and so is this process, at once and whatever
+it is doing: its grants are reclaimed when its connection closes.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import struct
+import sys
+import threading
+from typing import BinaryIO
+
+import msgspec
+
+from holdfast.errors import HoldfastError
+from holdfast.spark import code
+from holdfast.spark.caller import Caller
+from holdfast.spark.client import Client
+from holdfast.spark.engine import Duty, Engine, HungCall
+from holdfast.spark.rows import Encoder
+
+# How a child that cannot stop a hung call leaves.
+EXIT_HUNG = 75
+_LENGTHS = struct.Struct("<II")
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """How a duty ended: over, stop, or an error of the set-up; and how many steps it took."""
+
+    state: str
+    steps: int
+    error: str = ""
+    code: str = ""
+
+
+def main() -> None:
+    # The descriptor of the answers is taken out of reach of `print`.
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    duties: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(sys.stdin.buffer, duties), daemon=True).start()
+    while True:
+        header, function = duties.get()
+        verdict = _do(msgspec.msgpack.decode(header, type=Duty), function)
+        data = msgspec.msgpack.encode(verdict)
+        answers.write(struct.pack("<I", len(data)) + data)
+        answers.flush()
+
+
+def _do(duty: Duty, function: bytes) -> Verdict:
+    try:
+        fn, retry_on = code.load(function)
+    except code.NotLoadable as error:
+        return Verdict("failed", 0, str(error), error.code)
+    from pyspark.sql.types import StructType  # after the function's own imports
+
+    encoder = Encoder(StructType.fromJson(msgspec.json.decode(duty.schema)))
+    caller = Caller(fn, retry_on, encoder, duty.run_id, duty.timeout_s)
+    with Client(duty.address, "child") as client:
+        engine = Engine(duty, caller, client)
+        try:
+            return Verdict(engine.run(), engine.steps)
+        except HungCall as error:
+            print(f"holdfast: {error}; leaving", file=sys.stderr, flush=True)
+            os._exit(EXIT_HUNG)
+        except HoldfastError as error:
+            return Verdict("failed", engine.steps, str(error), error.code)
+
+
+def _read(source: BinaryIO, duties: queue.SimpleQueue[tuple[bytes, bytes]]) -> None:
+    try:
+        while True:
+            lengths = source.read(_LENGTHS.size)
+            if len(lengths) < _LENGTHS.size:
+                break
+            header, function = _LENGTHS.unpack(lengths)
+            duties.put((source.read(header), source.read(function)))
+    finally:
+        os._exit(0)
+
+
+def frame(duty: Duty, function: bytes) -> bytes:
+    header = msgspec.msgpack.encode(duty)
+    return _LENGTHS.pack(len(header), len(function)) + header + function
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""A connection to the ledger service, as tasks, their children and the driver use it.
+
+A service that was killed comes back at the same address, so a broken line is made again for a
+while (`patience_s`) and the request is sent once more: reports are numbered and answered the same
+when they come twice. The owner's name stays; whether its grants are still its own, the ledger says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from typing import Any
+
+import msgspec
+
+from holdfast.clock import SYSTEM
+from holdfast.errors import Busy
+from holdfast.spark import wire
+
+CONNECT_S = 5.0
+RETRY_S = 0.1
+PATIENCE_S = 30.0
+
+
+class ServiceLost(Busy):
+    code = "service_lost"
+    hint = "the ledger service cannot be reached; run the stage again, it resumes"
+
+
+class Address(msgspec.Struct, frozen=True):
+    host: str
+    port: int
+    token: str
+
+
+class Client:
+    """One line, used by one thread at a time (`ask` takes turns)."""
+
+    def __init__(self, address: Address, role: str, patience_s: float = PATIENCE_S) -> None:
+        self.address = address
+        self.owner = f"{role}/{socket.gethostname()}/{os.getpid()}/{SYSTEM.entropy(6).hex()}"
+        self.patience_s = patience_s
+        self.welcome: wire.Welcome | None = None
+        self._line: socket.socket | None = None
+        self._turn = threading.Lock()
+        self._closed = False
+
+    def ask(self, message: wire.Message, *attached: wire.Bytes) -> tuple[Any, memoryview]:
+        with self._turn:
+            patient_until = SYSTEM.mono_ns() + int(self.patience_s * 1e9)
+            while True:
+                try:
+                    line = self._line or self._connect()
+                    wire.send(line, message, *attached)
+                    return wire.receive_answer(line)
+                except (OSError, EOFError) as error:
+                    self._hang_up()
+                    if self._closed or SYSTEM.mono_ns() >= patient_until:
+                        where = f"{self.address.host}:{self.address.port}"
+                        raise ServiceLost(address=where, why=str(error)) from None
+                    SYSTEM.sleep(RETRY_S)
+
+    def connect(self) -> wire.Welcome:
+        """Make the line now, if it is not there; what the service said."""
+        self.ask(wire.Beat([]))
+        assert self.welcome is not None
+        return self.welcome
+
+    def close(self) -> None:
+        self._closed = True
+        self._hang_up()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _connect(self) -> socket.socket:
+        line = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_S)
+        try:
+            line.settimeout(None)
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            wire.send(line, wire.Hello(self.address.token, self.owner))
+            self.welcome, _ = wire.receive_answer(line)
+        except BaseException:
+            line.close()
+            raise
+        self._line = line
+        return line
+
+    def _hang_up(self) -> None:
+        line, self._line = self._line, None
+        if line is not None:
+            with contextlib.suppress(OSError):
+                line.close()
+
+
+class Blocks(msgspec.Struct, frozen=True):
+    """Makes the line on which an ingesting task hands over its blocks. Spark pickles it."""
+
+    address: Address
+
+    def __call__(self) -> BlockLine:
+        # The worker that reads input now runs rows soon: its child starts up meanwhile.
+        from holdfast.spark.task import warm
+
+        warm()
+        return BlockLine(self.address)
+
+
+class BlockLine:
+    def __init__(self, address: Address) -> None:
+        self._client = Client(address, "ingest")
+
+    def put_block(self, data: bytes) -> int:
+        answer, _ = self._client.ask(wire.PutBlock(), data)
+        return int(answer.n)
+
+    def close(self) -> None:
+        self._client.close()

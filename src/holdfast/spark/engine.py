@@ -1,0 +1,513 @@
+"""What a child does for one task: claim rows, run them, report them, until there are none.
+
+- Begun and not reported are at most `flush_rows + concurrency` rows, or `1 + concurrency` batches:
+  that is what a crash may repeat. Rows are begun in the ledger before their calls start.
+- Reports never block calls: one request is under way at a time, in a thread of its own, and
+  carries whatever ended meanwhile, what begins next, and a claim when rows run low.
+- A child that holds a grant never waits for another; only an empty-handed one does.
+- A lost grant (fenced) is dropped: nothing more of it is started, nothing of it is told.
+- A suspect comes alone: the child ends what it runs, tells it, then begins the suspect.
+- Calls that take microseconds would be throttled by that window, so it grows while the mean call is
+  under `FAST_US`: what a crash repeats then is a few milliseconds of work.
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from array import array
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.clock import SYSTEM
+from holdfast.codec import pack
+from holdfast.errors import HoldfastError
+from holdfast.ledger.ranges import Range
+from holdfast.ledger.records import Done
+from holdfast.ledger.states import State
+from holdfast.spark import wire
+from holdfast.spark.caller import BatchEnded, Caller, Ended
+from holdfast.spark.client import Address, Client
+from holdfast.spark.pool import Held, Loop, News, Pool, Threads, Unit
+from holdfast.spark.rows import rows_of, stream_of, table_of
+
+FAST_US = 20
+WINDOW_ROWS_MAX = 8192
+# What ended is told when it is so many rows, or so old, or when calls would run dry.
+TELL_ROWS = 32
+TELL_NS = 250_000_000
+WAIT_MS = 500
+LATENCY_BUCKETS = 32
+
+
+class Duty(msgspec.Struct, frozen=True):
+    """What a child is to do: which run, which rows, how many at once."""
+
+    address: Address
+    run_id: str
+    lo: int
+    hi: int
+    schema: str
+    concurrency: int
+    flush_rows: int
+    batch_rows: int
+    rate: bool
+    timeout_s: float
+    # Children of this task that died before: the more, the smaller the window.
+    deaths: int = 0
+
+
+class HungCall(Exception):
+    """A call ran into its time-out and cannot be stopped but with its process."""
+
+
+class Engine:
+    def __init__(self, duty: Duty, caller: Caller, client: Client) -> None:
+        self.duty = duty
+        self.caller = caller
+        self.client = client
+        self.steps = 0
+        self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        make = Loop if caller.is_async else Threads
+        self._pool: Pool = make(caller, self._news, duty.concurrency)
+        self._line = _Courier(client, self._news)
+        self._held: list[Held] = []
+        self._flush = max(duty.flush_rows >> min(duty.deaths * 2, 16), 1)
+        self._chunk = 1
+        self._tokens = 0
+        self._tokens_wait_ns = 0
+        self._ended_ns = 0
+        self._calls = 0
+        self._cost = 0.0
+        self._latency = [0] * LATENCY_BUCKETS
+        self._mean_us = 1e9
+        self._state = "granted"
+        self._claim_again_ns = 0
+        self._beat_ns = SYSTEM.mono_ns()
+        self._sent: list[tuple[Held, int]] = []
+
+    def run(self) -> str:
+        """Until nothing is left to do here; why it ended: over or stop."""
+        welcome = self.client.connect()
+        beat_ns = welcome.lease_ns // 3
+        try:
+            while True:
+                self._feed()
+                if not self._line.busy:
+                    self._say(beat_ns)
+                if not self._held and not self._line.busy and self._state in ("over", "stop"):
+                    return self._state
+                self._hear(self._pause_s(beat_ns))
+                self._check_hung()
+        finally:
+            self._line.close()
+            self._pool.close()
+
+    # --- calls ------------------------------------------------------------------------------
+
+    def _feed(self) -> None:
+        """Start what is begun."""
+        units: list[Unit] = []
+        for held in self._held:
+            while held.started < held.begun:
+                if self.duty.batch_rows:
+                    hi = held.begun
+                else:
+                    hi = min(held.started + self._chunk, held.begun)
+                units.append(Unit(held, held.started, hi))
+                held.started = hi
+        if units:
+            self._pool.start(units)
+
+    def _hear(self, pause_s: float) -> None:
+        """Take what came: ended calls, an answer; wait for the first of it."""
+        try:
+            found = self._news.get(timeout=pause_s)
+        except queue.Empty:
+            return
+        while True:
+            if isinstance(found, News):
+                self._ended(found)
+            else:
+                self._answered(found)
+            try:
+                found = self._news.get_nowait()
+            except queue.Empty:
+                return
+
+    def _ended(self, news: News) -> None:
+        held = news.unit.held
+        if held.dead:
+            return
+        if not self._ended_ns:
+            self._ended_ns = SYSTEM.mono_ns()
+        if news.batch is not None:
+            held.batches.append(news.batch)
+            held.ended += news.unit.hi - news.unit.lo
+            self._count(news.batch.calls, news.batch.cost, news.batch.micros)
+            return
+        held.results += news.ended
+        held.ended += len(news.ended)
+        for ended in news.ended:
+            self._count(1, ended.cost, ended.micros)
+
+    def _count(self, calls: int, cost: float, micros: int) -> None:
+        self._calls += calls
+        self._cost += cost
+        self._latency[min(micros.bit_length(), LATENCY_BUCKETS) - 1 if micros else 0] += calls
+        self._mean_us = micros if self._mean_us > 1e8 else self._mean_us * 0.98 + micros * 0.02
+
+    def _check_hung(self) -> None:
+        oldest = self._pool.oldest_ns()
+        if oldest is None or self.caller.is_async:
+            return
+        if SYSTEM.mono_ns() - oldest > self.duty.timeout_s * 1e9 and not self._unreported():
+            raise HungCall(f"a call took longer than timeout_s={self.duty.timeout_s}")
+
+    # --- the ledger -------------------------------------------------------------------------
+
+    def _say(self, beat_ns: int) -> None:
+        """Send the next request, if there is reason for one."""
+        now_ns = SYSTEM.mono_ns()
+        if self._wants_tokens(now_ns):
+            self._line.ask(wire.Tokens(self._window()))
+            return
+        unreported = self._unreported()
+        running = self._begun_unreported() - unreported
+        room = self._room(unreported)
+        waiting = sum(len(held.seqs) - held.begun for held in self._held)
+        claim = self._wants_claim(now_ns, waiting)
+        dry = running <= self._busy_at_least() and (unreported or (waiting and room))
+        due = unreported >= self._tell_rows() or (unreported and now_ns - self._ended_ns >= TELL_NS)
+        # A claim is worth a frame of its own only when calls are about to run dry.
+        if dry or due or (claim and running <= self._busy_at_least()):
+            self._step(room, claim)
+        elif self._held and now_ns - self._beat_ns >= beat_ns:
+            self._beat_ns = now_ns
+            self._line.ask(wire.Beat([held.epoch for held in self._held]))
+
+    def _busy_at_least(self) -> int:
+        """With so many calls at work, or begun, more are asked for."""
+        if self.duty.batch_rows:
+            return self.duty.batch_rows * self.duty.concurrency
+        return self.duty.concurrency + self._flush // 2
+
+    def _tell_rows(self) -> int:
+        return max(min(TELL_ROWS, self._flush), self._flush // 4)
+
+    def _window(self) -> int:
+        if self.duty.batch_rows:
+            return self.duty.batch_rows * (1 + self.duty.concurrency)
+        return self._flush + self.duty.concurrency
+
+    def _room(self, unreported: int) -> int:
+        """How many rows may be begun by a step that reports what ended."""
+        room = self._window() - (self._begun_unreported() - unreported)
+        return min(room, self._tokens) if self.duty.rate else room
+
+    def _begun_unreported(self) -> int:
+        return sum(held.begun - held.reported for held in self._held)
+
+    def _unreported(self) -> int:
+        return sum(held.ended - held.reported for held in self._held)
+
+    def _wants_tokens(self, now_ns: int) -> bool:
+        return (
+            self.duty.rate
+            and self._tokens < max(self.duty.concurrency // 2, 1)
+            and bool(self._held)
+            and any(held.begun < len(held.seqs) for held in self._held)
+            and now_ns >= self._tokens_wait_ns
+            and self._unreported() < self._tell_rows()
+        )
+
+    def _wants_claim(self, now_ns: int, waiting: int) -> wire.Claim | None:
+        if self._state in ("over", "stop") and self._held:
+            return None
+        if self._state == "stop" or now_ns < self._claim_again_ns:
+            return None
+        if any(held.alone for held in self._held):
+            return None
+        window = self._window()
+        if self.duty.batch_rows:
+            if len(self._held) > self.duty.concurrency:
+                return None
+            rows = self.duty.batch_rows
+        else:
+            if waiting >= window:
+                return None
+            rows = max(window * 4, self._flush * 8)
+        return wire.Claim(rows, 0, self.duty.lo, self.duty.hi)
+
+    def _step(self, room: int, claim: wire.Claim | None) -> None:
+        moves: list[wire.Move] = []
+        attached: list[bytes] = []
+        self._sent = []
+        # Rows that are not begun may lie beside a suspect; it is what runs that must not.
+        drained = not any(held.begun > held.ended for held in self._held if not held.alone)
+        for held in self._held:
+            begin = 0
+            if room > 0 and held.begun < len(held.seqs):
+                if held.alone:
+                    # What ended is told in the same commit.
+                    begin = len(held.seqs) if drained else 0
+                elif not any(other.alone for other in self._held):
+                    begin = min(room, len(held.seqs) - held.begun)
+            if not begin and held.ended == held.reported:
+                continue
+            move, data = self._move(held, begin)
+            room -= begin
+            moves.append(move)
+            attached.append(data)
+            self._sent.append((held, begin))
+        if claim is not None:
+            allowed = 0 if any(held.alone for held in self._held) else max(room, 0)
+            claim = msgspec.structs.replace(claim, begin=allowed)
+        if not moves and claim is None:
+            return
+        self._beat_ns = SYSTEM.mono_ns()
+        self._ended_ns = 0
+        step = wire.Step(
+            moves,
+            claim,
+            0 if self._held else WAIT_MS,
+            self._calls,
+            self._cost,
+            self._latency,
+        )
+        self._calls, self._cost, self._latency = 0, 0.0, [0] * LATENCY_BUCKETS
+        self.steps += 1
+        self._line.ask(step, *attached)
+
+    def _move(self, held: Held, begin: int) -> tuple[wire.Move, bytes]:
+        held.n += 1
+        done, others, data, seqs, lo = self._report(held)
+        begins = ranges_of(held.seqs[held.begun : held.begun + begin])
+        digest = blake2b(data, digest_size=16)
+        digest.update(pack([done, begins, [other.error for other in others]]))
+        return (
+            wire.Move(
+                held.epoch, held.n, digest.digest(), done, begins, seqs, lo, others, len(data)
+            ),
+            data,
+        )
+
+    def _report(self, held: Held) -> tuple[list[Done], list[wire.Other], bytes, bytes, int]:
+        """What ended of a grant since the last report, as the wire wants it."""
+        held.reported = held.ended
+        if held.batches:
+            batches, held.batches = held.batches, []
+            return _batch_report(batches)
+        results, held.results = held.results, []
+        if not results:
+            return [], [], b"", b"", 0
+        return _row_report(results, self.caller)
+
+    def _answered(self, found: Any) -> None:
+        self._line.busy = False
+        if isinstance(found, Exception):
+            raise found
+        answer, attached = found
+        now_ns = SYSTEM.mono_ns()
+        if isinstance(answer, wire.Allowed):
+            self._tokens += answer.count
+            self._tokens_wait_ns = now_ns + answer.wait_ms * 1_000_000
+        elif isinstance(answer, wire.Beaten):
+            for held in self._held:
+                held.dead = held.dead or held.epoch in answer.lost
+        elif isinstance(answer, wire.Stepped):
+            self._stepped(answer, attached, now_ns)
+        self._held = [held for held in self._held if self._keeps(held)]
+
+    def _keeps(self, held: Held) -> bool:
+        return not held.dead and held.reported < len(held.seqs)
+
+    def _stepped(self, answer: wire.Stepped, attached: memoryview, now_ns: int) -> None:
+        for (held, begin), moved in zip(self._sent, answer.moved, strict=True):
+            if moved.lost:
+                held.dead = True
+            elif begin and answer.state != "stop":
+                held.begun += begin
+                self._tokens -= begin
+        if answer.state == "stop":
+            self._state = "stop"
+            for held in self._held:
+                # What is begun may end in the grace period; the rest is no longer ours.
+                _cut(held)
+            return
+        self._adapt()
+        if answer.state == "none":
+            return
+        self._state = answer.state
+        self._claim_again_ns = now_ns + answer.wait_ms * 1_000_000
+        if answer.grant is not None:
+            self._held.append(self._take(answer.grant, attached))
+            self._tokens -= answer.grant.begun
+
+    def _take(self, grant: wire.Granted, attached: memoryview) -> Held:
+        table = table_of(attached)
+        seqs = list(itertools.chain.from_iterable(range(part.lo, part.hi) for part in grant.parts))
+        attempts = list(
+            itertools.chain.from_iterable(
+                [part.attempt] * (part.hi - part.lo) for part in grant.parts
+            )
+        )
+        rows: Any = table if self.duty.batch_rows else rows_of(table)
+        return Held(grant.epoch, seqs, attempts, rows, grant.alone, grant.begun)
+
+    def _adapt(self) -> None:
+        if self.duty.batch_rows or self.duty.rate or self.duty.deaths:
+            return
+        if self._mean_us < FAST_US and self._flush < WINDOW_ROWS_MAX:
+            self._flush = min(self._flush * 4, WINDOW_ROWS_MAX)
+            self._chunk = max(self._flush // (4 * self.duty.concurrency), 1)
+        elif self._mean_us >= FAST_US * 4:
+            self._flush, self._chunk = self.duty.flush_rows, 1
+
+    def _pause_s(self, beat_ns: int) -> float:
+        if self._line.busy:
+            return beat_ns / 1e9
+        now_ns = SYSTEM.mono_ns()
+        until = [now_ns + beat_ns]
+        if self._held:
+            until.append(self._beat_ns + beat_ns)
+        if self._ended_ns:
+            until.append(self._ended_ns + TELL_NS)
+        if self.duty.rate and self._tokens_wait_ns > now_ns:
+            until.append(self._tokens_wait_ns)
+        if self._claim_again_ns > now_ns:
+            until.append(self._claim_again_ns)
+        elif not self._held:
+            return 0.0
+        return max((min(until) - now_ns) / 1e9, 0.001)
+
+
+class _Courier:
+    """One request under way at a time, in a thread of its own; answers arrive in the news."""
+
+    def __init__(self, client: Client, news: queue.SimpleQueue[Any]) -> None:
+        self.busy = False
+        self._client = client
+        self._news = news
+        self._todo: queue.SimpleQueue[tuple[Any, ...] | None] = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="courier", daemon=True).start()
+
+    def ask(self, message: wire.Message, *attached: bytes) -> None:
+        assert not self.busy
+        self.busy = True
+        self._todo.put((message, *attached))
+
+    def close(self) -> None:
+        self._todo.put(None)
+
+    def _work(self) -> None:
+        while (asked := self._todo.get()) is not None:
+            try:
+                self._news.put(self._client.ask(*asked))
+            except (HoldfastError, OSError) as error:
+                self._news.put(error)
+
+
+def ranges_of(seqs: Iterable[int]) -> list[Range]:
+    """Ascending numbers as half-open ranges."""
+    found: list[Range] = []
+    lo = hi = -1
+    for seq in seqs:
+        if seq != hi:
+            if lo >= 0:
+                found.append((lo, hi))
+            lo = seq
+        hi = seq + 1
+    if lo >= 0:
+        found.append((lo, hi))
+    return found
+
+
+def _cut(held: Held) -> None:
+    del held.seqs[held.begun :]
+    del held.attempts[held.begun :]
+
+
+def _row_report(
+    results: list[Ended], caller: Caller
+) -> tuple[list[Done], list[wire.Other], bytes, bytes, int]:
+    results.sort()
+    good = [ended for ended in results if ended.values is not None]
+    rest = [ended for ended in results if ended.values is None]
+    batch = None
+    if good:
+        try:
+            batch = caller.encoder.batch([ended.values for ended in good if ended.values])
+        except Exception:
+            good, rest, batch = _sift(good, rest, caller)
+    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in _runs(good)]
+    done += [
+        Done(ended.seq, ended.seq + 1, int(ended.state), int(ended.error_class), ended.delay_ns)
+        for ended in rest
+    ]
+    data = stream_of(batch) if batch is not None and batch.num_rows else b""
+    seqs, lo = _places([ended.seq for ended in good])
+    return done, _others(rest), data, seqs, lo
+
+
+def _runs(ended: list[Ended]) -> list[Range]:
+    return ranges_of(one.seq for one in ended)
+
+
+def _sift(
+    good: list[Ended], rest: list[Ended], caller: Caller
+) -> tuple[list[Ended], list[Ended], pa.RecordBatch]:
+    """Find the rows whose values are no values of the schema: they fail, the others stay."""
+    kept: list[Ended] = []
+    for ended in good:
+        assert ended.values is not None
+        why = caller.encoder.fits(ended.values)
+        if why:
+            bad = caller.wrong_schema(ended, why)
+            rest = [*rest, bad]
+        else:
+            kept.append(ended)
+    batch = caller.encoder.batch([ended.values for ended in kept if ended.values])
+    return kept, sorted(rest), batch
+
+
+def _batch_report(
+    batches: list[BatchEnded],
+) -> tuple[list[Done], list[wire.Other], bytes, bytes, int]:
+    batches.sort(key=lambda ended: ended.seqs[0] if ended.seqs else -1)
+    seqs = [seq for ended in batches for seq in ended.seqs]
+    rest = sorted(other for ended in batches for other in ended.others)
+    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in ranges_of(seqs)]
+    done += [
+        Done(other.seq, other.seq + 1, int(other.state), int(other.error_class), other.delay_ns)
+        for other in rest
+    ]
+    parts = [ended.batch for ended in batches if ended.batch.num_rows]
+    whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts) if parts else None
+    places, lo = _places(seqs)
+    return done, _others(rest), b"" if whole is None else stream_of(whole), places, lo
+
+
+def _places(seqs: list[int]) -> tuple[bytes, int]:
+    """Where results belong: their distances from the first; none when they are consecutive."""
+    if not seqs:
+        return b"", 0
+    if seqs[-1] - seqs[0] + 1 == len(seqs):
+        return b"", seqs[0]
+    first = seqs[0]
+    return array("I", [seq - first for seq in seqs]).tobytes(), first
+
+
+def _others(rest: list[Ended]) -> list[wire.Other]:
+    return [
+        wire.Other(one.seq, int(one.state), int(one.error_class), one.error, one.delay_ns)
+        for one in rest
+    ]
+
+
+__all__ = ["Address", "Duty", "Engine", "HungCall"]

@@ -1,0 +1,50 @@
+"""What can be wrong with a stage, named for what its user does next.
+
+Invalid
+├── RunChanged       the name has a run of other settings: use another name, or fresh=True
+├── InputChanged     ... of other input
+├── RunCancelled     the run of this name was cancelled: fresh=True begins a new one
+└── NotAStage        an argument of Stage is no good
+StoreError
+├── RunHalted        the ledger saw an illegal move: a bug; the run is kept for a look
+├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
+└── RowsFailed       on_fail="raise", and rows failed
+"""
+
+from __future__ import annotations
+
+from holdfast.errors import Invalid, StoreError
+
+
+class NotAStage(Invalid):
+    code = "not_a_stage"
+
+
+class RunChanged(Invalid):
+    code = "run_changed"
+    hint = "nothing was changed; use another name for other settings, or fresh=True for a new run"
+
+
+class InputChanged(Invalid):
+    code = "input_changed"
+    hint = "nothing was changed; use another name for other input, or fresh=True for a new run"
+
+
+class RunCancelled(Invalid):
+    code = "run_cancelled"
+    hint = "its outcomes are kept; fresh=True begins a new run of this name"
+
+
+class RunHalted(StoreError):
+    code = "run_halted"
+    hint = "this is a bug, please report it with `holdfast runs show`; fresh=True begins anew"
+
+
+class RunFailed(StoreError):
+    code = "run_failed"
+    hint = "what is done is kept: run the stage again, it resumes"
+
+
+class RowsFailed(StoreError):
+    code = "rows_failed"
+    hint = "see run.failed(); `holdfast runs retry NAME` and a run try them again"

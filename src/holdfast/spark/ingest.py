@@ -1,0 +1,305 @@
+"""Ingest: a DataFrame becomes a journal of sorted Arrow blocks, and every row gets its seq.
+
+    ingest(df, key, connect) -> Ingested
+
+The seq of a row is its rank in the ascending order of the key (`keys` states that order). One pass of
+the input does all of it: each Spark task cuts its rows into blocks, sorts a block unless it is in
+order already, hands it over, and returns for each block its number, size, first and last key and the
+sum of its row hashes. From these the driver knows the order of the blocks:
+
+- Disjoint (an input that comes sorted): seq is a prefix sum over the blocks, nothing is rewritten.
+- Overlapping: `needs_merge`, and `blocks` is empty until `merge.merge` has run where the blocks are.
+
+Invariants:
+
+- Executors never open the store. `connect()` is called in the task, once, in the thread that uses it.
+- Only the blocks that the collected result names are input. A task that runs twice (retry,
+  speculation) leaves blocks behind that nobody names: whoever keeps them deletes what is not in
+  `staged`.
+- `input_hash` is "rows:sum" of the hashes of all rows, so it depends on neither order nor partitions;
+  `fingerprint.content_hash` computes the same without ingesting.
+- What can be refused without a pass (columns, types) is refused before anything runs. A block with a
+  bad key is not stored, and a task that has seen one stores nothing more.
+
+Why the sort is not left to Spark: `orderBy` would sample, shuffle and spill all of the input, which
+costs several times this pass even when the input is sorted already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import Invalid
+from holdfast.spark import fingerprint, keys, merge
+from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull, KeyTypeUnsupported
+from holdfast.spark.merge import BLOCK_BYTES, BLOCK_ROWS, Staged
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = [
+    "ColumnRepeated",
+    "ColumnReserved",
+    "Ingested",
+    "InputStreaming",
+    "KeyDuplicate",
+    "KeyMissing",
+    "KeyNull",
+    "KeyTypeUnsupported",
+    "Put",
+    "TaskBody",
+    "ingest",
+]
+
+RESERVED = frozenset({"_seq", "_state", "_attempts", "_error_class", "_error"})
+HASH = "_holdfast_hash"
+
+_STATS = (
+    "n bigint, rows bigint, size_bytes bigint, bounds binary, hash bigint, "
+    "nulls bigint, repeats bigint, examples array<string>, schema binary"
+)
+
+
+class ColumnReserved(Invalid):
+    code = "column_reserved"
+    hint = "the output has columns of these names; rename the input's"
+
+
+class ColumnRepeated(Invalid):
+    code = "column_repeated"
+    hint = "Spark tells columns apart regardless of case; rename or drop one of them"
+
+
+class InputStreaming(Invalid):
+    code = "input_streaming"
+    hint = "a stage takes a batch DataFrame; use it inside foreachBatch"
+
+
+class Put(Protocol):
+    def put_block(self, data: bytes) -> int:
+        """Store the block; its number."""
+
+
+@dataclass(frozen=True)
+class Ingested:
+    size: int
+    blocks: list[tuple[int, int]]
+    schema: pa.Schema
+    input_hash: str
+    needs_merge: bool
+    staged: list[Staged] = field(repr=False)
+
+
+def ingest(
+    df: DataFrame,
+    key: Sequence[str],
+    connect: Callable[[], Put],
+    *,
+    block_rows: int = BLOCK_ROWS,
+    block_bytes: int = BLOCK_BYTES,
+) -> Ingested:
+    check_input(df, key)
+    body = TaskBody(connect, tuple(key), block_rows, block_bytes)
+    hashed = df.select("*", fingerprint.row_hash(df.schema).alias(HASH))
+    stats = hashed.mapInArrow(body, fingerprint.struct(_STATS)).collect()
+
+    _check_keys(stats, key)
+    staged = [Staged(row.n, row.rows, row.size_bytes, bytes(row.bounds)) for row in stats]
+    groups = merge.overlapping(staged, key)
+    needs_merge = len(groups) < len(staged)
+    size = sum(block.rows for block in staged)
+    return Ingested(
+        size=size,
+        blocks=[] if needs_merge else [(block.n, block.rows) for [block] in groups],
+        schema=_schema_of(df, stats),
+        input_hash=fingerprint.text_of(df.schema, size, sum(row.hash for row in stats)),
+        needs_merge=needs_merge,
+        staged=staged,
+    )
+
+
+def check_input(df: DataFrame, key: Sequence[str]) -> None:
+    """Everything that can be refused without running the input."""
+    if df.isStreaming:
+        raise InputStreaming()
+    names = df.columns
+    absent = [name for name in key if name not in names]
+    if absent or not key:
+        raise KeyMissing(missing=absent, columns=names)
+    folded = [name.lower() for name in names]
+    repeated = sorted({name for name in names if folded.count(name.lower()) > 1})
+    if repeated or len(set(key)) < len(key):
+        raise ColumnRepeated(columns=repeated or list(key))
+    reserved = [name for name in names if name.lower() in RESERVED or name.lower() == HASH]
+    if reserved:
+        raise ColumnReserved(columns=reserved)
+    for name in key:
+        kind = df.schema[name].dataType
+        if not _is_key_type(kind):
+            raise KeyTypeUnsupported(column=name, type=kind.simpleString())
+
+
+def _is_key_type(kind: Any) -> bool:
+    from pyspark.sql import types
+
+    if isinstance(kind, types.StringType):
+        # Keys are ordered and told apart by their bytes; a collation has another idea of both.
+        return kind == types.StringType()
+    return isinstance(
+        kind,
+        types.IntegralType
+        | types.DecimalType
+        | types.DateType
+        | types.TimestampType
+        | types.TimestampNTZType
+        | types.BinaryType
+        | types.BooleanType,
+    )
+
+
+def _check_keys(stats: list[Any], key: Sequence[str]) -> None:
+    nulls = sum(row.nulls for row in stats)
+    if nulls:
+        raise KeyNull(key=list(key), rows_min=nulls)
+    repeats = sum(row.repeats for row in stats)
+    if repeats:
+        told = [text for row in stats for text in row.examples][: keys.EXAMPLES_MAX]
+        raise KeyDuplicate(key=list(key), found=repeats, examples=told)
+
+
+def _schema_of(df: DataFrame, stats: list[Any]) -> pa.Schema:
+    for row in stats:
+        if row.schema is not None:
+            return pa.ipc.read_schema(pa.py_buffer(row.schema))
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    zone = df.sparkSession.conf.get("spark.sql.session.timeZone")
+    return to_arrow_schema(df.schema, timezone=zone)
+
+
+# --- in the task --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TaskBody:
+    """What `mapInArrow` runs. One row of statistics for each block, all of them at the end."""
+
+    connect: Callable[[], Put]
+    key: tuple[str, ...]
+    block_rows: int
+    block_bytes: int
+
+    def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        rows: list[dict[str, Any]] = []
+        bad = False
+        with _Sender(self.connect) as sender:
+            for hash_sum, batch in self._blocks(batches):
+                batch, row = self._sorted(batch)
+                row["hash"] = hash_sum
+                bad = bad or bool(row["nulls"] or row["repeats"])
+                if not bad:
+                    row["bounds"] = self._bounds(batch)
+                    if not rows:
+                        row["schema"] = bytes(batch.schema.serialize())
+                    sender.send(batch, row)
+                rows.append(row)
+        yield pa.RecordBatch.from_pylist(rows, schema=_STATS_ARROW)
+
+    def _sorted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, Any]]:
+        """The block in order, and what there is to say about its keys."""
+        keyed = keys.columns(batch, self.key)
+        row: dict[str, Any] = {"n": -1, "rows": batch.num_rows, "repeats": 0, "examples": []}
+        row["nulls"] = keys.nulls(keyed)
+        if not row["nulls"] and not keys.ascends(keyed):
+            batch = batch.take(keys.order(keyed))
+            keyed = keys.columns(batch, self.key)
+            if not keys.ascends(keyed):
+                repeats = keys.repeats(keyed)
+                row["repeats"] = len(repeats)
+                row["examples"] = keys.examples(batch, self.key, repeats)
+        return batch, row
+
+    def _blocks(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Blocks within the limits, each with the sum of its hashes, the hash column left out."""
+        held: list[pa.RecordBatch] = []
+        rows = size = 0
+        for whole in batches:
+            for batch in merge.cut(whole, self.block_rows, self.block_bytes):
+                over = rows + batch.num_rows > self.block_rows or (
+                    size + batch.nbytes > self.block_bytes
+                )
+                if held and over:
+                    yield _joined(held)
+                    held, rows, size = [], 0, 0
+                held.append(batch)
+                rows += batch.num_rows
+                size += batch.nbytes
+        if held:
+            yield _joined(held)
+
+    def _bounds(self, batch: pa.RecordBatch) -> bytes:
+        ends = pa.array([0, batch.num_rows - 1], pa.int64())
+        return merge.encode(batch.select(list(self.key)).take(ends))
+
+
+class _Sender:
+    """Hands over one block while the next is being read. The connection lives in its one thread."""
+
+    def __init__(self, connect: Callable[[], Put]) -> None:
+        self._connect = connect
+        self._put: Put | None = None
+        self._thread = ThreadPoolExecutor(max_workers=1)
+        self._under_way: Future[None] | None = None
+
+    def __enter__(self) -> _Sender:
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        with self._thread:
+            if error is None:
+                self._wait()
+
+    def send(self, batch: pa.RecordBatch, row: dict[str, Any]) -> None:
+        """At most one block is under way; its number and size will be in `row`."""
+        self._wait()
+        self._under_way = self._thread.submit(self._send, batch, row)
+
+    def _wait(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()
+
+    def _send(self, batch: pa.RecordBatch, row: dict[str, Any]) -> None:
+        if self._put is None:
+            self._put = self._connect()
+        data = merge.encode(batch)
+        row["n"] = self._put.put_block(data)
+        row["size_bytes"] = len(data)
+
+
+def _joined(held: list[pa.RecordBatch]) -> tuple[int, pa.RecordBatch]:
+    batch = held[0] if len(held) == 1 else pa.concat_batches(held)
+    at = batch.schema.get_field_index(HASH)
+    # The sum wraps at 64 bits, which is what a sum modulo 2^64 is.
+    hash_sum = pc.sum(batch.column(at)).as_py()
+    return hash_sum, batch.remove_column(at).replace_schema_metadata(None)
+
+
+_STATS_ARROW = pa.schema(
+    [
+        ("n", pa.int64()),
+        ("rows", pa.int64()),
+        ("size_bytes", pa.int64()),
+        ("bounds", pa.binary()),
+        ("hash", pa.int64()),
+        ("nulls", pa.int64()),
+        ("repeats", pa.int64()),
+        ("examples", pa.list_(pa.string())),
+        ("schema", pa.binary()),
+    ]
+)

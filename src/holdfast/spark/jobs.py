@@ -1,0 +1,84 @@
+"""Spark jobs of a run: in a thread of their own, tagged, so that they can be watched and ended.
+
+Classic sessions and Spark Connect differ in how a job is tagged, cancelled and counted; this is
+the one place that knows.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def is_connect(spark: SparkSession) -> bool:
+    return type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks run at once, as far as the session knows."""
+    if not is_connect(spark):
+        return max(int(spark.sparkContext.defaultParallelism), 1)
+    from pyspark.sql import functions
+
+    parts = spark.range(1 << 16).select(functions.spark_partition_id().alias("p")).distinct()
+    return max(int(parts.count()), 1)
+
+
+def ui_link(spark: SparkSession) -> str:
+    if is_connect(spark):
+        return ""
+    return str(spark.sparkContext.uiWebUrl or "")
+
+
+class Job:
+    """One action in a thread. `error` is what Spark said when it failed."""
+
+    def __init__(self, spark: SparkSession, tag: str, action: Callable[[], Any]) -> None:
+        self.spark = spark
+        self.tag = tag
+        self.error: Exception | None = None
+        self.result: Any = None
+        self._action = action
+        self._thread = threading.Thread(target=self._run, name=tag, daemon=True)
+        self._thread.start()
+
+    @property
+    def ended(self) -> bool:
+        return not self._thread.is_alive()
+
+    def join(self, timeout_s: float) -> bool:
+        self._thread.join(timeout_s)
+        return self.ended
+
+    def cancel(self) -> None:
+        if is_connect(self.spark):
+            self.spark.interruptTag(self.tag)
+        else:
+            self.spark.sparkContext.cancelJobsWithTag(self.tag)
+
+    def _run(self) -> None:
+        # Tags are of the thread that starts the job.
+        if is_connect(self.spark):
+            self.spark.addTag(self.tag)
+        else:
+            self.spark.sparkContext.addJobTag(self.tag)
+            self.spark.sparkContext.setJobDescription(self.tag)
+        try:
+            self.result = self._action()
+        except HoldfastError as error:
+            self.error = error
+        except Exception as error:
+            self.error = error
+
+
+def reason(error: Exception) -> str:
+    """The line of a Spark error that says why."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    told = [line for line in lines if "holdfast." in line or "Error" in line]
+    return (told or lines or [type(error).__name__])[-1][:500]

@@ -1,0 +1,230 @@
+"""The input of a run, by seq, and its outcomes, in order: what the ledger service reads.
+
+Input blocks are Arrow streams of any length; `Input.rows` cuts and joins them, so that nobody else
+knows where a block ends. Outcomes are chunks in the order of their reports; `outcomes` sorts those
+of an interval by seq and joins the key columns to them.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, pairwise
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import StoreCorrupt
+from holdfast.ledger import runs
+from holdfast.ledger.classes import ErrorClass
+from holdfast.ledger.ranges import Range
+from holdfast.ledger.states import State
+from holdfast.spark.rows import table_of
+from holdfast.store.api import Store
+
+BLOCKS_CACHED = 8
+
+META = pa.schema(
+    [
+        pa.field("_seq", pa.int64()),
+        pa.field("_state", pa.string()),
+        pa.field("_attempts", pa.int32()),
+        pa.field("_error_class", pa.string()),
+        pa.field("_error", pa.string()),
+    ]
+)
+
+
+def schema_of(data: bytes) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(data))
+
+
+def schema_bytes(schema: pa.Schema) -> bytes:
+    return bytes(schema.serialize().to_pybytes())
+
+
+class Input:
+    """Rows of the input by seq. Not for more than one thread at a time."""
+
+    def __init__(self, store: Store, record: runs.RunRecord) -> None:
+        self.store = store
+        self.run_id = record.run_id
+        self.size = record.size
+        self.schema = schema_of(record.input_schema)
+        self._blocks = [n for n, _ in record.blocks]
+        self._ends = list(accumulate(rows for _, rows in record.blocks))
+        self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+
+    def rows(self, ranges: Iterable[Range], columns: list[str] | None = None) -> pa.Table:
+        found: list[pa.Table] = []
+        for lo, hi in ranges:
+            while lo < hi:
+                at = bisect_right(self._ends, lo)
+                end = self._ends[at]
+                first = self._ends[at - 1] if at else 0
+                block = self._block(self._blocks[at])
+                upto = min(hi, end)
+                found.append(block.slice(lo - first, upto - lo))
+                lo = upto
+        if not found:
+            table = self.schema.empty_table()
+        else:
+            table = pa.concat_tables(found) if len(found) > 1 else found[0]
+        return table.select(columns) if columns is not None else table
+
+    def _block(self, n: int) -> pa.Table:
+        table = self._cache.get(n)
+        if table is None:
+            data = self.store.read(runs.block, self.run_id, n)
+            if data is None:
+                raise StoreCorrupt(what="input block", run_id=self.run_id, block=n)
+            table = self._cache[n] = table_of(data)
+            if len(self._cache) > BLOCKS_CACHED:
+                self._cache.popitem(last=False)
+        else:
+            self._cache.move_to_end(n)
+        return table
+
+
+class Outcomes:
+    """What became of rows, in seq order. The interval must be final, and its chunks durable."""
+
+    def __init__(self, store: Store, record: runs.RunRecord, source: Input) -> None:
+        self.store = store
+        self.record = record
+        self.input = source
+        self.result_schema = schema_of(record.result_schema)
+        self.schema = pa.schema(
+            [self.input.schema.field(name) for name in record.key] + list(self.result_schema)
+        )
+        self._page_rows = record.policy.page_rows
+
+    def successes(self, lo: int, hi: int) -> pa.Table:
+        """Key and result columns of the rows that succeeded."""
+        seqs, results = self._results(lo, hi)
+        keys = self._keys(lo, hi, seqs)
+        columns = [*keys.columns, *results.columns]
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+    def all(self, lo: int, hi: int) -> pa.Table:
+        """Key and result columns of every row, with how it ended (`META`)."""
+        seqs, results = self._results(lo, hi)
+        others = self.records(lo, hi)
+        good = pa.Table.from_arrays(
+            [*self._keys(lo, hi, seqs).columns, *results.columns], schema=self.schema
+        )
+        count = good.num_rows
+        state = pa.repeat(pa.scalar(State.TERMINAL_SUCCESS.name), count)
+        nothing = pa.nulls(count, pa.string())
+        meta = [pc.add(seqs, lo), state, self._tries(lo, hi, seqs), nothing, nothing]
+        for field, column in zip(META, meta, strict=True):
+            good = good.append_column(field, column)
+        rest = pa.Table.from_arrays(
+            [
+                others.column(field.name)
+                if field.name in others.column_names
+                else pa.nulls(others.num_rows, field.type)
+                for field in good.schema
+            ],
+            schema=pa.schema([field.with_nullable(True) for field in good.schema]),
+        )
+        good = good.cast(rest.schema)
+        return pa.concat_tables([good, rest]).sort_by("_seq")
+
+    def _tries(self, lo: int, hi: int, seqs: pa.Array) -> pa.Array:
+        more: dict[int, int] = {
+            seq: part.attempt
+            for chunk in self._chunks(lo, hi)
+            for part in chunk.attempts
+            for seq in range(part.lo, part.hi)
+        }
+        if not more:
+            return pa.repeat(pa.scalar(1, pa.int32()), len(seqs))
+        return pa.array([more.get(lo + at, 1) for at in seqs.to_pylist()], pa.int32())
+
+    def records(self, lo: int, hi: int) -> pa.Table:
+        """Every row that ended otherwise: key columns and how it ended (`META`)."""
+        others = sorted(
+            {
+                other.seq: other
+                for chunk in self._chunks(lo, hi)
+                for other in chunk.others
+                if lo <= other.seq < hi
+            }.values(),
+            key=lambda other: other.seq,
+        )
+        return self._described(others)
+
+    def failed(self, lo: int, hi: int) -> pa.Table:
+        return self.records(lo, hi).filter(pc.field("_state") == State.TERMINAL_FAIL.name)
+
+    def skipped(self, lo: int, hi: int) -> pa.Table:
+        return self.records(lo, hi).filter(pc.field("_state") == State.TERMINAL_SKIP.name)
+
+    def _described(self, others: Sequence[runs.Other]) -> pa.Table:
+        keys = self.input.rows(
+            [(other.seq, other.seq + 1) for other in others], list(self.record.key)
+        )
+        meta = [
+            pa.array([other.seq for other in others], pa.int64()),
+            pa.array([State(other.state).name for other in others], pa.string()),
+            pa.array([other.attempts for other in others], pa.int32()),
+            pa.array([ErrorClass(other.error_class).name.lower() for other in others], pa.string()),
+            pa.array([other.error for other in others], pa.string()),
+        ]
+        schema = pa.schema([*keys.schema, *META])
+        return pa.Table.from_arrays([*keys.columns, *meta], schema=schema)
+
+    def _results(self, lo: int, hi: int) -> tuple[pa.Array, pa.Table]:
+        """Seqs, as distances from lo, and results of the successes in [lo, hi), in order."""
+        places: list[pa.Array] = []
+        tables: list[pa.Table] = []
+        for chunk in self._chunks(lo, hi):
+            if not chunk.batch:
+                continue
+            table = table_of(chunk.batch)
+            if chunk.seqs:
+                offsets = pa.Array.from_buffers(
+                    pa.uint32(), table.num_rows, [None, pa.py_buffer(chunk.seqs)]
+                ).cast(pa.int64())
+                at = pc.add(offsets, chunk.lo - lo)
+            else:
+                at = _count_up(chunk.lo - lo, table.num_rows)
+            first, last = at[0].as_py(), at[-1].as_py()
+            if first < 0 or last >= hi - lo:
+                mask = pc.and_(pc.greater_equal(at, 0), pc.less(at, hi - lo))
+                at, table = at.filter(mask), table.filter(mask)
+            if len(at):
+                places.append(at)
+                tables.append(table)
+        if not tables:
+            return pa.array([], pa.int64()), self.result_schema.empty_table()
+        order = sorted(range(len(tables)), key=lambda i: places[i][0].as_py())
+        places = [places[i] for i in order]
+        table = pa.concat_tables([tables[i] for i in order])
+        disjoint = all(one[-1].as_py() < two[0].as_py() for one, two in pairwise(places))
+        at = pa.concat_arrays(places)
+        if not disjoint:
+            indices = pc.sort_indices(at)
+            at, table = at.take(indices), table.take(indices)
+        return at, table
+
+    def _keys(self, lo: int, hi: int, seqs: pa.Array) -> pa.Table:
+        keys = self.input.rows([(lo, hi)], list(self.record.key))
+        return keys if len(seqs) == hi - lo else keys.take(seqs)
+
+    def _chunks(self, lo: int, hi: int) -> Iterable[runs.Chunk]:
+        if lo >= hi:
+            return
+        for page in range(lo // self._page_rows, (hi - 1) // self._page_rows + 1):
+            yield from self.store.read(_page, self.record.run_id, page)
+
+
+def _count_up(first: int, count: int) -> pa.Array:
+    ones = pa.repeat(pa.scalar(1, pa.int64()), count)
+    return pc.add(pc.cumulative_sum(ones), first - 1)
+
+
+def _page(txn: object, run_id: str, page: int) -> list[runs.Chunk]:
+    return [chunk for _, chunk in runs.chunks(txn, run_id, page)]  # type: ignore[arg-type]

@@ -1,0 +1,135 @@
+"""The driver's side of the ledger service: starts it, asks it, starts it again when it dies.
+
+A service that is started again listens at the same address under the same token, so tasks find it
+without being told. That its predecessor is dead is known here for certain (it was our child), so
+its lease need not run out first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast import codec
+from holdfast.clock import SYSTEM
+from holdfast.durable import lease as leases
+from holdfast.errors import HoldfastError, NotFound, from_wire
+from holdfast.ledger import runs
+from holdfast.spark import wire
+from holdfast.spark.client import Address, Client
+from holdfast.spark.errors import RunFailed
+from holdfast.spark.service import Charge, Ready
+from holdfast.store.api import Store
+
+RESTARTS_MAX = 10
+LEAVE_S = 20.0
+PATIENCE_S = 3.0
+
+
+class Keeper:
+    def __init__(self, store: Store, charge: Charge) -> None:
+        self.store = store
+        self.charge = charge
+        self.restarts = 0
+        self._process: subprocess.Popen[bytes] | None = None
+        self._client: Client | None = None
+        self._start(charge)
+
+    @property
+    def address(self) -> Address:
+        return Address(self.charge.host, self.charge.port, self.charge.token)
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def ask(self, message: wire.Message) -> Any:
+        """One request; a service that died meanwhile is started again first."""
+        while True:
+            self._revive()
+            assert self._client is not None
+            try:
+                answer, _ = self._client.ask(message)
+                return answer
+            except HoldfastError:
+                if self._process is not None and self._process.poll() is None:
+                    raise
+
+    def leave(self) -> None:
+        """End the service in good order: what it knows is durable, its lease is free."""
+        process, self._process = self._process, None
+        if self._client is not None:
+            self._client.close()
+        if process is None:
+            return
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        try:
+            process.wait(LEAVE_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def __enter__(self) -> Keeper:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.leave()
+
+    def _revive(self) -> None:
+        assert self._process is not None, "the keeper has left"
+        status = self._process.poll()
+        if status is None:
+            return
+        if self.restarts >= RESTARTS_MAX:
+            raise RunFailed(why="the ledger service died too often", exit_status=status)
+        self.restarts += 1
+        record = codec.unpack_as(runs.RunRecord, self.charge.record)
+        self._free(record.name, self._process.pid)
+        self._start(replace(self.charge, new=False, again=True))
+
+    def _free(self, name: str, pid: int) -> None:
+        """Release the lease of a service that is known to be dead."""
+        resource = runs.lease_resource(name)
+        held = self.store.read(leases.current, resource)
+        if held is not None and held.worker == f"ledger-{pid}":
+            with contextlib.suppress(NotFound):
+                self.store.transact(leases.force_release, resource, "its process died")
+
+    def _start(self, charge: Charge) -> None:
+        if self._client is not None:
+            self._client.close()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.spark.service"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        data = msgspec.msgpack.encode(charge)
+        with contextlib.suppress(OSError):
+            process.stdin.write(len(data).to_bytes(4, "little") + data)
+            process.stdin.flush()
+        line = process.stdout.readline()
+        if not line:
+            raise RunFailed(why="the ledger service did not start", exit_status=process.wait())
+        ready = msgspec.json.decode(line, type=Ready)
+        if ready.error is not None:
+            process.wait()
+            raise from_wire(ready.error)
+        self._process = process
+        self.charge = replace(charge, port=ready.port)
+        self._client = Client(self.address, "driver", patience_s=PATIENCE_S)
+
+
+def new_token() -> str:
+    return SYSTEM.entropy(24).hex()

@@ -1,0 +1,53 @@
+"""The lazy form of a stage: a DataFrame whose partitions are fixed intervals of the ledger.
+
+Evaluating a partition works off what is left of its interval and yields the stored outcomes, so
+Spark may evaluate it as often as it likes: sorting, joining with itself, retrying, speculating.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from holdfast.ledger.runs import RunRecord
+from holdfast.spark.engine import Duty
+from holdfast.spark.journal import META, schema_bytes, schema_of
+from holdfast.spark.task import Ranges
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+# Partitions for each task that runs at once: small enough to even out, large enough to matter.
+PARTS_PER_TASK = 4
+
+
+def lazily(
+    spark: SparkSession,
+    record: RunRecord,
+    duty: Duty,
+    function: bytes,
+    *,
+    tasks: int,
+    meta: bool,
+) -> DataFrame:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    source = schema_of(record.input_schema)
+    fields = [source.field(name) for name in record.key] + list(schema_of(record.result_schema))
+    if meta:
+        # Rows without a result are among them.
+        fields = [*(field.with_nullable(True) for field in fields), *META]
+    schema = pa.schema(fields)
+    ranges = intervals(record.size, tasks * PARTS_PER_TASK, record.policy.unit)
+    body = Ranges(duty, function, ranges, schema_bytes(schema), meta)
+    parts = max(len(ranges), 1)
+    frame = spark.range(0, len(ranges), 1, parts)
+    return frame.mapInArrow(body, from_arrow_schema(schema))
+
+
+def intervals(size: int, count: int, unit: int) -> list[tuple[int, int]]:
+    """[0, size) in about so many parts, cut at multiples of the unit."""
+    rows = max(-(-size // max(count, 1)), 1)
+    rows = -(-rows // unit) * unit
+    return [(lo, min(lo + rows, size)) for lo in range(0, size, rows)]

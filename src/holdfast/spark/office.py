@@ -1,0 +1,479 @@
+"""What the ledger service does for whoever asks: one method a request of `wire`.
+
+The desk keeps the board and its log; the office adds what surrounds it: input and outcomes, the
+rate, the figures that people watch. Requests come from many threads, one per connection.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast import codec
+from holdfast.durable.lease import Lease
+from holdfast.errors import Fenced, HoldfastError, IllegalTransition, Invalid
+from holdfast.ledger import runs
+from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
+from holdfast.ledger.board import Board, Entries
+from holdfast.ledger.classes import ErrorClass
+from holdfast.ledger.records import Part, Reclaimed
+from holdfast.ledger.states import State
+from holdfast.spark import merge, wire
+from holdfast.spark.desk import Desk, Put
+from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.pace import Pace
+from holdfast.spark.rows import stream_of
+from holdfast.store.api import Store, Txn
+
+LATENCY_BUCKETS = 32
+SERIES_MAX = 512
+ERRORS_SHOWN = 20
+ERRORS_KEPT = 500
+WAIT_MS_MAX = 5000
+DELETE_BLOCKS = 100
+LOST = "its interpreter died, or its lease ran out, at every try"
+
+
+class Office:
+    def __init__(self, store: Store, desk: Desk, record: runs.RunRecord, rate_per_s: float) -> None:
+        self.store = store
+        self.desk = desk
+        self.record = record
+        # The run's record says how it ended; what the sink said when it refused for good.
+        self.over = False
+        self.sink_error: HoldfastError | None = None
+        self.owners: set[str] = set()
+        self.started_ns = store.now_ns()
+        self._pace = Pace(rate_per_s, self.started_ns) if rate_per_s else None
+        self._reading = threading.Lock()
+        self._input: Input | None = None
+        self._outcomes: Outcomes | None = None
+        self._blocks = 0
+        self._calls = 0
+        self._cost = 0.0
+        self._reused = 0
+        self._served: set[int] = set()
+        self._latency = [0] * LATENCY_BUCKETS
+        self._errors: Counter[tuple[int, str]] = Counter()
+        self._series: list[tuple[int, int, int, int, int, float]] = []
+        self._every = 1
+        self._sampled = 0
+        if record.status is not runs.Status.INGESTING:
+            self._open_input()
+
+    # --- the input --------------------------------------------------------------------------
+
+    def put_block(self, data: memoryview) -> wire.Block:
+        with self.desk.lock:
+            if self.desk.has_board:
+                raise Invalid(what="input", why="the run has its input already")
+            n = self._blocks
+            self._blocks += 1
+            ticket = self.desk.enqueue((), [(runs.block_key(self.record.run_id, n), bytes(data))])
+        ticket.wait()
+        return wire.Block(n)
+
+    def seal(self, seal: wire.Seal) -> wire.Sealed:
+        """Merge if need be, open the board, make the run known as open; all or nothing."""
+        blocks = list(seal.blocks)
+        if seal.merge:
+            merged = merge.merge(
+                [merge.Staged(*staged) for staged in seal.staged],
+                self.record.key,
+                self._read_block,
+                self._write_block,
+            )
+            blocks = merged.blocks
+        size = sum(rows for _, rows in blocks)
+        board, entries = Board.open(size, self.record.policy, now_ns=self.store.now_ns())
+        with self.desk.lock:
+            ticket = self.desk.begin(board, entries)
+        ticket.wait()
+        self.move(
+            runs.Event.SEAL,
+            size=size,
+            blocks=blocks,
+            input_schema=seal.schema,
+            input_hash=seal.input_hash,
+            plan=seal.plan,
+        )
+        self._drop_blocks({n for n, _ in blocks})
+        self._open_input()
+        return wire.Sealed(size)
+
+    def move(self, event: runs.Event, **changes: Any) -> None:
+        """Change the run's status, under its lease; the log has what it rests on already."""
+        self.record = self.store.transact(
+            _moved, self.desk.log.lease, self.record.run_id, event, changes
+        )
+
+    def _read_block(self, n: int) -> bytes:
+        data = self.store.read(runs.block, self.record.run_id, n)
+        assert data is not None
+        return bytes(data)
+
+    def _write_block(self, data: bytes) -> int:
+        return self.put_block(memoryview(data)).n
+
+    def _drop_blocks(self, kept: set[int]) -> None:
+        """Blocks that nobody named: of tasks that ran twice, or merged into others."""
+        spare = [n for n in range(self._blocks) if n not in kept]
+        for at in range(0, len(spare), DELETE_BLOCKS):
+            self.store.transact(
+                _without_blocks,
+                self.desk.log.lease,
+                self.record.run_id,
+                spare[at : at + DELETE_BLOCKS],
+            )
+
+    def _open_input(self) -> None:
+        self._input = Input(self.store, self.record)
+        self._outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
+        with self.desk.lock:
+            self._reused = sum(self.desk.board.ended[:2])
+
+    # --- work -------------------------------------------------------------------------------
+
+    def step(self, owner: str, step: wire.Step, data: memoryview) -> tuple[wire.Stepped, bytes]:
+        with self.desk.lock:
+            moved, entries, puts = self._moves(step.moves, data)
+            answer: Answer | None = None
+            if step.claim is not None:
+                answer, more = self._claim(owner, step.claim)
+                entries += more
+            self._note(step)
+            ticket = self.desk.enqueue(entries, puts)
+        ticket.wait()
+        if isinstance(answer, Wait) and step.wait_ms and step.claim is not None:
+            answer = self._wait(owner, step.claim, answer, step.wait_ms)
+        stop = next((one for one in moved if one.stop), None)
+        return self._stepped(moved, answer, stop.stop if stop else "")
+
+    def _moves(
+        self, moves: Sequence[wire.Move], data: memoryview
+    ) -> tuple[list[wire.Moved], Entries, list[Put]]:
+        moved: list[wire.Moved] = []
+        entries: Entries = []
+        puts: list[Put] = []
+        at = 0
+        for move in moves:
+            batch = data[at : at + move.size]
+            at += move.size
+            height = self.desk.height + len(entries) + 1
+            try:
+                taken, more = self.desk.board.advance(
+                    move.epoch,
+                    move.n,
+                    move.digest,
+                    done=move.done,
+                    begin=move.begin,
+                    now_ns=self.store.now_ns(),
+                )
+            except Fenced:
+                moved.append(wire.Moved(True, 0, ""))
+                continue
+            except IllegalTransition:
+                self._halt(entries, puts)
+                raise
+            moved.append(wire.Moved(False, taken.held, taken.stop))
+            if not more:
+                continue
+            entries += more
+            chunk = self._chunk(move, taken, batch)
+            if chunk is not None:
+                page = self._first(move) // self.record.policy.page_rows
+                key = runs.chunk_key(self.record.run_id, page, height)
+                puts.append((key, codec.pack(chunk)))
+        return moved, entries, puts
+
+    def _halt(self, entries: Entries, puts: list[Put]) -> None:
+        """Log the illegal move and mark the run: it is for a person now."""
+        halted = self.desk.board.halted
+        assert halted is not None
+        why = (
+            f"seq {halted.seq}: {halted.prior} -> {halted.attempted} by {halted.owner} at "
+            f"{halted.decided_ns} ns {halted.why}"
+        )
+        self.desk.enqueue([*entries, halted], puts).wait()
+        if self.record.status in runs.GOING:
+            self.move(runs.Event.HALT, halted=why)
+
+    def _first(self, move: wire.Move) -> int:
+        return min(done.lo for done in move.done)
+
+    def _chunk(self, move: wire.Move, taken: Taken, batch: memoryview) -> runs.Chunk | None:
+        """What is kept of a report: results, and how the rows without one ended, if for good."""
+        if not move.done:
+            return None
+        again = [(one.lo, one.hi) for one in taken.retried]
+        board = self.desk.board
+        others = []
+        for other in move.others:
+            if other.state == State.TERMINAL_FAIL:
+                self._errors[other.error_class, other.error[:200]] += 1
+            if not any(lo <= other.seq < hi for lo, hi in again):
+                tries = _tries(board, other.seq)
+                others.append(
+                    runs.Other(other.seq, other.state, tries, other.error_class, other.error)
+                )
+        if len(self._errors) > ERRORS_KEPT:
+            self._errors = Counter(dict(self._errors.most_common(ERRORS_KEPT // 2)))
+        if not others and not batch:
+            return None
+        tried = [
+            Part(lo, hi, tries + 1)
+            for done in move.done
+            if done.code == State.TERMINAL_SUCCESS
+            for lo, hi, tries in board.ledger.tries(done.lo, done.hi)
+            if tries
+        ]
+        return runs.Chunk(move.lo, move.seqs, bytes(batch), others, tried, 0.0, 0, [])
+
+    def _lost(self, entries: Entries) -> list[Put]:
+        """Rows that a reclaim failed for good have nobody to report them: it is done here."""
+        puts: list[Put] = []
+        page_rows = self.record.policy.page_rows
+        for height, entry in enumerate(entries, self.desk.height + 1):
+            if not isinstance(entry, Reclaimed):
+                continue
+            pages: dict[int, list[runs.Other]] = {}
+            for lo, hi in entry.failed:
+                for seq in range(lo, hi):
+                    tries = _tries(self.desk.board, seq)
+                    kind = int(ErrorClass.LEASE_EXPIRED)
+                    self._errors[kind, LOST] += 1
+                    pages.setdefault(seq // page_rows, []).append(
+                        runs.Other(seq, int(State.TERMINAL_FAIL), tries, kind, LOST)
+                    )
+            for page, others in pages.items():
+                key = runs.chunk_key(self.record.run_id, page, height)
+                puts.append((key, codec.pack(runs.Chunk(0, b"", b"", others, [], 0.0, 0, []))))
+        return puts
+
+    def _claim(self, owner: str, claim: wire.Claim) -> tuple[Answer, Entries]:
+        board = self.desk.board
+        hi = board.size if claim.hi < 0 else min(claim.hi, board.size)
+        rows = claim.rows
+        if not self.record.policy.batch_rows:
+            # Towards the end the rest is shared out, so that nobody is left with all of it.
+            left = board.size - sum(board.ended)
+            fair = left // (2 * max(len(self.owners), 1))
+            rows = max(min(rows, fair), max(claim.begin, 1))
+        return board.claim(
+            owner, rows, now_ns=self.store.now_ns(), lo=claim.lo, hi=hi, begin=claim.begin
+        )
+
+    def _wait(self, owner: str, claim: wire.Claim, answer: Answer, wait_ms: int) -> Answer:
+        """For the empty-handed: until rows are free again, or the time is up."""
+        until_ns = self.store.now_ns() + min(wait_ms, WAIT_MS_MAX) * 1_000_000
+        while isinstance(answer, Wait):
+            with self.desk.lock:
+                now_ns = self.store.now_ns()
+                due_ns = min(answer.until_ns or until_ns, until_ns)
+                if now_ns < due_ns:
+                    self.desk.changed.wait((due_ns - now_ns) / 1e9)
+                if self.store.now_ns() >= until_ns:
+                    return answer
+                answer, entries = self._claim(owner, claim)
+                ticket = self.desk.enqueue(entries) if entries else None
+            if ticket is not None:
+                ticket.wait()
+        return answer
+
+    def _stepped(
+        self, moved: list[wire.Moved], answer: Answer | None, stop: str
+    ) -> tuple[wire.Stepped, bytes]:
+        if stop or isinstance(answer, Stop):
+            why = stop or (answer.why if isinstance(answer, Stop) else "")
+            return wire.Stepped(moved, "stop", None, 0, why), b""
+        if answer is None:
+            return wire.Stepped(moved, "none", None, 0, ""), b""
+        if isinstance(answer, Finished):
+            return wire.Stepped(moved, "over", None, 0, ""), b""
+        if isinstance(answer, Wait):
+            wait_ms = 50
+            if answer.until_ns:
+                wait_ms = max(min((answer.until_ns - self.store.now_ns()) // 1_000_000, 500), 10)
+            return wire.Stepped(moved, "wait", None, wait_ms, answer.why), b""
+        assert isinstance(answer, Grant)
+        granted = wire.Granted(answer.epoch, answer.parts, answer.begun, answer.alone)
+        assert self._input is not None
+        with self._reading:
+            table = self._input.rows([(part.lo, part.hi) for part in answer.parts])
+        return wire.Stepped(moved, "granted", granted, 0, ""), stream_of(table)
+
+    def beat(self, epochs: list[int]) -> wire.Beaten:
+        lost = []
+        with self.desk.lock:
+            now_ns = self.store.now_ns()
+            for epoch in epochs:
+                try:
+                    self.desk.board.heartbeat(epoch, now_ns)
+                except Fenced:
+                    lost.append(epoch)
+        return wire.Beaten(lost)
+
+    def tokens(self, count: int) -> wire.Allowed:
+        if self._pace is None:
+            return wire.Allowed(count, 0)
+        with self.desk.lock:
+            given, wait_ms = self._pace.take(count, self.store.now_ns())
+        return wire.Allowed(given, wait_ms)
+
+    def gone(self, owner: str) -> None:
+        """A connection closed: what it held is free again, before any lease runs out."""
+        with self.desk.lock:
+            self.owners.discard(owner)
+            if not self.desk.has_board or self.desk.error is not None:
+                return
+            _, entries = self.desk.board.drop(owner, self.store.now_ns())
+            self.reclaimed(entries)
+
+    def tick(self) -> None:
+        """What time alone brings: leases that run out, the end of a grace."""
+        with self.desk.lock:
+            if not self.desk.has_board or self.desk.error is not None:
+                return
+            board = self.desk.board
+            if board.halted is not None:
+                return
+            now_ns = self.store.now_ns()
+            _, entries = board.expire(now_ns)
+            _, more = board.end_grace(now_ns)
+            self.reclaimed([*entries, *more])
+
+    def reclaimed(self, entries: Entries) -> None:
+        """With the lock held: log what was taken back."""
+        if entries:
+            self.desk.enqueue(entries, self._lost(entries))
+
+    def cancel(self) -> wire.Ok:
+        """No more rows are handed out or begun; what is begun has the grace to end."""
+        with self.desk.lock:
+            _, entries = self.desk.board.cancel(self.store.now_ns())
+            ticket = self.desk.enqueue(entries)
+        ticket.wait()
+        if self.record.status is runs.Status.OPEN:
+            self.move(runs.Event.CANCEL)
+        return wire.Ok()
+
+    # --- what became of it --------------------------------------------------------------------
+
+    def outcomes(self, ask: wire.Outcomes) -> tuple[wire.Table, bytes]:
+        with self.desk.lock:
+            ready = self.desk.board.ledger.is_final(ask.lo, ask.hi)
+            if ask.lo in self._served:
+                self._reused += ask.hi - ask.lo
+            self._served.add(ask.lo)
+        if not ready:
+            return wire.Table(False), b""
+        self.desk.flush()
+        assert self._outcomes is not None
+        with self._reading:
+            read = self._outcomes.all if ask.meta else self._outcomes.successes
+            table = read(ask.lo, ask.hi)
+        return wire.Table(True), stream_of(table.combine_chunks())
+
+    @property
+    def schema(self) -> Any:
+        assert self._outcomes is not None
+        return self._outcomes.schema
+
+    def successes(self, lo: int, hi: int) -> Any:
+        """For the commit: rows of a final interval, in order."""
+        self.desk.flush()
+        outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
+        return outcomes.successes(lo, hi)
+
+    # --- figures ------------------------------------------------------------------------------
+
+    def status(self) -> wire.Stand:
+        with self.desk.lock:
+            refused = self.sink_error or self.desk.error
+            return wire.Stand(
+                self.record.status.value,
+                self.record.halted,
+                self.over,
+                wire.refused(refused).error if refused is not None else None,
+                codec.pack(self.progress()),
+                self.desk.height.to_bytes(8, "big"),
+            )
+
+    def progress(self) -> runs.Progress:
+        now_ns = self.store.now_ns()
+        if not self.desk.has_board:
+            return runs.Progress(now_ns, self.started_ns, [0] * 8)
+        board = self.desk.board
+        self._sample(now_ns)
+        errors = [(kind, text, n) for (kind, text), n in self._errors.most_common(ERRORS_SHOWN)]
+        return runs.Progress(
+            updated_ns=now_ns,
+            started_ns=self.started_ns,
+            counts=board.ledger.counts(),
+            calls=self._calls,
+            reused=self._reused,
+            retries=board.retries,
+            reclaims=board.reclaims,
+            fenced=board.fenced,
+            cost=self._cost,
+            tasks=len(self.owners),
+            series=list(self._series),
+            latency_log2_us=list(self._latency),
+            errors=errors,
+            ended=list(board.ended),
+        )
+
+    def publish(self) -> None:
+        """Figures for whoever looks into the store."""
+        with self.desk.lock:
+            progress = self.progress()
+        self.store.transact(runs.put_progress, self.record.run_id, progress)
+
+    def _note(self, step: wire.Step) -> None:
+        self._calls += step.calls
+        self._cost += step.cost
+        for i, count in enumerate(step.latency[:LATENCY_BUCKETS]):
+            self._latency[i] += count
+
+    def _sample(self, now_ns: int) -> None:
+        """One more point of the curve; every second one goes when there are too many."""
+        board = self.desk.board
+        succeeded, skipped, failed, _ = board.ended
+        in_flight = board.ledger.in_flight_count
+        point = (
+            (now_ns - self.started_ns) // 1_000_000,
+            succeeded,
+            failed,
+            skipped,
+            in_flight,
+            self._cost,
+        )
+        self._sampled += 1
+        if self._series and self._sampled % self._every:
+            self._series[-1] = point
+            return
+        self._series.append(point)
+        if len(self._series) > SERIES_MAX:
+            self._series = self._series[::2]
+            self._every *= 2
+
+
+def _tries(board: Board, seq: int) -> int:
+    """How often a row was tried, the last time included."""
+    [(_, _, retries)] = board.ledger.tries(seq, seq + 1)
+    return retries + 1
+
+
+def _moved(
+    txn: Txn, lease: Lease, run_id: str, event: runs.Event, changes: dict[str, Any]
+) -> runs.RunRecord:
+    txn.require_live(lease)
+    return runs.move(txn, run_id, event, **changes)
+
+
+def _without_blocks(txn: Txn, lease: Lease, run_id: str, numbers: list[int]) -> None:
+    txn.require_live(lease)
+    for n in numbers:
+        txn.delete(runs.block_key(run_id, n))

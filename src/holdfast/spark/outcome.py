@@ -1,0 +1,55 @@
+"""What a stage's function is given beside its row, and what it may answer instead of a result.
+
+def classify(row, call):
+    if not row.text:
+        return Skip("empty")                  # ends the row, without a result
+    if quota_used_up():
+        return Retry("quota", after_s=30)     # try this row again, later
+    if row.text.startswith("%PDF"):
+        return Fail("not text")               # ends the row: no retry will help
+    answer = llm(row.text, idempotency_key=call.idempotency_key)
+    call.cost = answer.usd                    # shows in the progress bar and in the report
+    return {"label": answer.label}
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """Nothing is to be done for this row."""
+
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """Not now: try again, after the backoff or after `after_s`, while attempts are left."""
+
+    reason: str = ""
+    after_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Give this row up."""
+
+    reason: str = ""
+
+
+class Call:
+    """One try at one row. `idempotency_key` is the same for every try of it in this run."""
+
+    __slots__ = ("attempt", "cost", "run_id", "seq")
+
+    def __init__(self, run_id: str, seq: int, attempt: int) -> None:
+        self.run_id = run_id
+        self.seq = seq
+        self.attempt = attempt
+        self.cost = 0.0
+
+    @property
+    def idempotency_key(self) -> str:
+        return f"{self.run_id}:{self.seq}"

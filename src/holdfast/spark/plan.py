@@ -1,0 +1,67 @@
+"""What a run would do now: which rows would run, which are there already, which would be tried again."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.errors import NotFound
+from holdfast.ledger import runs
+from holdfast.ledger.log import load
+from holdfast.ledger.states import State
+from holdfast.store.api import Store
+
+
+@dataclass(frozen=True)
+class Plan:
+    name: str
+    run_id: str
+    status: str
+    rows: int
+    to_run: int
+    to_retry: int
+    reused: int
+    failed: int
+    skipped: int
+    to_commit: int
+
+    @classmethod
+    def of(cls, store: Store, name: str) -> Plan:
+        record = store.read(runs.latest, name)
+        if record is None:
+            return cls(name, "", "new", 0, 0, 0, 0, 0, 0, 0)
+        if record.status is runs.Status.INGESTING:
+            return cls(name, record.run_id, record.status.value, 0, 0, 0, 0, 0, 0, 0)
+        try:
+            board = load(store, record.run_id)
+        except NotFound:
+            return cls(name, record.run_id, record.status.value, 0, 0, 0, 0, 0, 0, 0)
+        counts = board.ledger.counts()
+        succeeded, skipped, failed, _ = board.ended
+        begun = counts[State.IN_FLIGHT]
+        return cls(
+            name=name,
+            run_id=record.run_id,
+            status=record.status.value,
+            rows=board.size,
+            to_run=counts[State.UNSEEN] + counts[State.DISPATCHED],
+            to_retry=begun,
+            reused=succeeded,
+            failed=failed,
+            skipped=skipped,
+            to_commit=board.size - counts[State.COMMITTED],
+        )
+
+    def __str__(self) -> str:
+        if not self.run_id:
+            return f"{self.name}: no run yet; every row of the input will be run"
+        if self.status == runs.Status.INGESTING.value:
+            return f"{self.name}: the input was not taken in to the end; it will be, from the start"
+        return (
+            f"{self.name}: {self.status}, run {self.run_id}\n"
+            f"  {self.rows:,} rows in all\n"
+            f"  {self.to_run:,} to run\n"
+            f"  {self.to_retry:,} begun and not reported: to be tried again, one at a time\n"
+            f"  {self.reused:,} done: reused, not called again\n"
+            f"  {self.skipped:,} skipped, {self.failed:,} failed: settled\n"
+            f"  {self.to_commit:,} to be committed to the output"
+        )

@@ -1,0 +1,484 @@
+"""The report of a run: one HTML page that needs nothing but itself, and the same as text.
+
+    report = run.report()
+    report.save("labels.html")              # a notebook shows it by itself, print() tells it in short
+
+- The page loads nothing and runs no script, and says so to the browser by its content policy: what
+  is stored may be anything a model or a web page answered.
+- Every word that comes from the store goes through `_e`. There is no other way into the page.
+- In a notebook the page sits in a frame of its own, so that its style does not leak into the rest.
+"""
+
+from __future__ import annotations
+
+import html as markup
+import os
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+from holdfast.clock import S
+from holdfast.ledger import summary
+from holdfast.ledger.classes import ErrorClass
+from holdfast.ledger.failures import FailedRow
+from holdfast.ledger.runs import Progress, RunRecord, Status
+from holdfast.ledger.summary import Point
+from holdfast.spark import plots
+from holdfast.spark.plots import Column, Line
+
+ERRORS_MAX = 10
+SAMPLE_MAX = 20
+ERROR_CHARS_MAX = 300
+KEY_CHARS_MAX = 48
+FRAME_PX = 900
+
+
+class Report:
+    """A run at the moment it was asked for; it does not change afterwards."""
+
+    def __init__(
+        self,
+        record: RunRecord,
+        progress: Progress,
+        failed_sample: Sequence[FailedRow] = (),
+        *,
+        store: str = "",
+        live: bool = False,
+    ) -> None:
+        self.record = record
+        self.progress = progress
+        self.failed_sample = list(failed_sample)
+        self.store = store
+        self.live = live
+
+    @property
+    def html(self) -> str:
+        return html(
+            self.record,
+            self.progress,
+            failed_sample=self.failed_sample,
+            store=self.store,
+            live=self.live,
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the page; whoever reads the file meanwhile sees the old one or the new one."""
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        part = target.with_name(f".{target.name}.{os.getpid()}.part")
+        part.write_text(self.html, encoding="utf-8")
+        part.replace(target)
+        return target
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<iframe srcdoc="{_e(self.html)}" sandbox title="{_e(self.record.name)}" '
+            f'style="width:100%;height:{FRAME_PX}px;border:1px solid #8884;border-radius:6px">'
+            "</iframe>"
+        )
+
+    def __repr__(self) -> str:
+        return f"<Report of {self.record.name}: {self.record.status.value}>"
+
+    def __str__(self) -> str:
+        record, progress = self.record, self.progress
+        lines = [
+            f"{record.name}: {record.status.value}, run {record.run_id}",
+            f"  rows    {record.size:,}: {summary.counts_text(progress)}",
+            f"  calls   {summary.calls_text(progress)}",
+            f"  time    {summary.duration_text(_took_ns(progress))}, "
+            f"{summary.rate_text(summary.mean_rate(progress))} on average",
+        ]
+        if where := sink_text(record):
+            lines.append(f"  output  {where}")
+        for _, text, count in progress.errors[:3]:
+            lines.append(f"  error   {count:,} × {_short(text, 100)}")
+        steps = summary.next_steps(record, progress, store=self.store, live=self.live)
+        return "\n".join([*lines, *(f"  next    {step}" for step in steps)])
+
+
+def sink_text(record: RunRecord) -> str:
+    """Where the output is: `labels/ (parquet)`."""
+    path = record.sink.get("path", "")
+    kind = record.sink.get("kind", "")
+    return f"{path} ({kind})" if path and kind else str(path or "")
+
+
+def html(
+    record: RunRecord,
+    progress: Progress,
+    *,
+    failed_sample: Sequence[FailedRow],
+    store: str = "",
+    live: bool = False,
+) -> str:
+    """The whole page."""
+    steps = summary.next_steps(record, progress, store=store, live=live)
+    sections = [
+        _header(record, progress, live),
+        _tiles(record, progress),
+        _share(record, progress),
+        _list("What to do next", steps),
+        _plots(progress),
+        _errors(progress),
+        _sample(record, progress, failed_sample),
+        f'<div class="pair">{_counters(record, progress)}{_config(record)}</div>',
+    ]
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{_e(record.name)}: run report</title><style>{STYLE}</style></head>"
+        f"<body><main>{''.join(sections)}</main></body></html>\n"
+    )
+
+
+# -- sections ------------------------------------------------------------------------------------
+
+
+def _header(record: RunRecord, progress: Progress, live: bool) -> str:
+    status = record.status.value
+    words = [f"run {record.run_id}", f"started {_moment(record.created_ns)} UTC"]
+    if record.finished_ns:
+        words.append(f"ended {_moment(record.finished_ns)} UTC")
+    else:
+        words.append(f"as of {_moment(progress.updated_ns)} UTC")
+    if live:
+        words.append("a driver is at work")
+    halted = f'<p class="halt">{_e(record.halted)}</p>' if record.halted else ""
+    mood = _MOODS.get(record.status, "calm")
+    return (
+        f'<header><h1>{_e(record.name)} <span class="chip {mood}">{_e(status)}</span></h1>'
+        f"<p>{_e(' · '.join(words))}</p>{halted}</header>"
+    )
+
+
+_MOODS = {Status.FINISHED: "good", Status.HALTED: "bad", Status.CANCELLED: "warn"}
+
+
+def _tiles(record: RunRecord, progress: Progress) -> str:
+    found = summary.tally(progress)
+    tiles = [
+        (f"{record.size:,}", "rows", ""),
+        (f"{found.succeeded:,}", "done", ""),
+        (f"{found.failed:,}", "failed", "bad" if found.failed else ""),
+        (f"{found.skipped:,}", "skipped", ""),
+        (f"{progress.calls:,}", "calls made", ""),
+        (f"{progress.reused:,}", "outcomes reused", ""),
+        (summary.duration_text(_took_ns(progress)), "time", ""),
+        (summary.rate_text(summary.mean_rate(progress)), "rows on average", ""),
+    ]
+    if progress.cost > 0:
+        tiles.append((summary.cost_text(progress.cost), "cost", ""))
+        a_call = progress.cost / max(progress.calls, 1)
+        tiles.append((summary.cost_text(a_call), "cost a call", ""))
+    return (
+        f'<section class="tiles by{len(tiles) // 2}">'
+        + "".join(
+            f'<div class="tile {mood}"><b>{_e(value)}</b><span>{_e(label)}</span></div>'
+            for value, label, mood in tiles
+        )
+        + "</section>"
+    )
+
+
+def _share(record: RunRecord, progress: Progress) -> str:
+    """One bar of all rows, by what became of them."""
+    found, size = summary.tally(progress), max(record.size, 1)
+    parts = [
+        (found.succeeded, "done", "ok"),
+        (found.skipped, "skipped", "skip"),
+        (found.failed, "failed", "fail"),
+        (found.cancelled, "cancelled", "gone"),
+        (found.in_flight, "in flight", "flight"),
+    ]
+    left = record.size - found.ended - found.in_flight
+    if left > 0:
+        parts.append((left, "to do", "todo"))
+    shown = [part for part in parts if part[0]]
+    bar = "".join(
+        f'<i class="{style}" style="width:{count / size:.4%}" title="{count:,} {word}"></i>'
+        for count, word, style in shown
+    )
+    return f'<section><div class="share">{bar}</div>{_legend([p[1:] for p in shown])}</section>'
+
+
+def _plots(progress: Progress) -> str:
+    figures: list[tuple[str, str, str]] = []
+    series = progress.series
+    if len(series) > 1:
+        seconds = [point[0] / 1000 for point in series]
+        rows = [
+            Line("done", "ok", [point[1] for point in series]),
+            Line("skipped", "skip", [point[3] for point in series]),
+            Line("failed", "fail", [point[2] for point in series]),
+        ]
+        rows = [rows[0], *(line for line in rows[1:] if any(line.values))]
+        told = plots.over_time(
+            seconds, rows, label="rows over time", text=plots.count_text, stacked=True
+        )
+        figures.append(("Rows over time", _legend([(x.label, x.style) for x in rows]), told))
+        for title, line, text in (
+            ("Throughput", Line("rows/s", "ok", speeds(series)), plots.count_text),
+            ("In flight", Line("rows begun", "flight", [p[4] for p in series]), plots.count_text),
+            ("Cost over time", Line("", "money", [p[5] for p in series]), summary.cost_text),
+        ):
+            if any(line.values):
+                drawn = plots.over_time(seconds, [line], label=title.lower(), text=text)
+                figures.append((title, f"<small>{_e(line.label)}</small>", drawn))
+    if any(progress.latency_log2_us):
+        figures.append(_latency(progress.latency_log2_us))
+    if progress.errors:
+        figures.append(_by_class(progress))
+    return (
+        '<section class="plots">'
+        + "".join(
+            f"<figure><figcaption><b>{_e(title)}</b>{note}</figcaption>{drawn}</figure>"
+            for title, note, drawn in figures
+        )
+        + "</section>"
+        if figures
+        else ""
+    )
+
+
+def _latency(buckets: Sequence[int]) -> tuple[str, str, str]:
+    filled = [at for at, count in enumerate(buckets) if count]
+    columns = [
+        Column(
+            _us_text(1 << at),
+            buckets[at],
+            f"{buckets[at]:,} calls took {_us_text(1 << at)} to {_us_text(2 << at)}",
+        )
+        for at in range(filled[0], filled[-1] + 1)
+    ]
+    # A few slow calls must be seen, and one lone column would fill the plot.
+    shares = [(share, _us_text(quantile_us(buckets, share))) for share in (0.5, 0.95, 0.99)]
+    note = ", ".join(f"{share:.0%} under {told}" for share, told in shares)
+    drawn = plots.histogram(columns, label="time of a call", style="flight")
+    return "Time of a call", f"<small>{_e(note)}</small>", drawn
+
+
+def _by_class(progress: Progress) -> tuple[str, str, str]:
+    totals: dict[int, int] = {}
+    for code, _, count in progress.errors:
+        totals[code] = totals.get(code, 0) + count
+    columns = [
+        Column(class_text(code), count, f"{count:,} {class_text(code)}")
+        for code, count in sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+    ]
+    drawn = plots.bars(columns, label="failures by class", style="fail")
+    return "Failures by class", "<small>attempts, those retried too</small>", drawn
+
+
+def _errors(progress: Progress) -> str:
+    rows = [
+        (f"{count:,}", class_text(code), _short(text, ERROR_CHARS_MAX))
+        for code, text, count in progress.errors[:ERRORS_MAX]
+    ]
+    return (
+        _table("Most frequent errors", ("count", "class", "error"), rows, right=1) if rows else ""
+    )
+
+
+def _sample(record: RunRecord, progress: Progress, sample: Sequence[FailedRow]) -> str:
+    rows = [
+        (
+            f"{row.seq:,}",
+            _short(row.key, KEY_CHARS_MAX),
+            f"{row.attempts}",
+            class_text(row.error_class),
+            _short(row.error, ERROR_CHARS_MAX),
+        )
+        for row in sample[:SAMPLE_MAX]
+    ]
+    if not rows:
+        return ""
+    title = f"Failed rows ({len(rows):,} of {max(summary.tally(progress).failed, len(rows)):,})"
+    key = ", ".join(record.key) or "key"
+    return _table(title, ("seq", key, "attempts", "class", "error"), rows, right=1)
+
+
+def _counters(record: RunRecord, progress: Progress) -> str:
+    found = summary.tally(progress)
+    pairs = [
+        ("rows", record.size),
+        ("succeeded", found.succeeded),
+        ("skipped", found.skipped),
+        ("failed", found.failed),
+        ("cancelled", found.cancelled),
+        ("in flight", found.in_flight),
+        ("committed to the output", found.committed),
+        ("calls made", progress.calls),
+        ("outcomes reused", progress.reused),
+        ("attempts retried", progress.retries),
+        ("leases reclaimed", progress.reclaims),
+        ("stale reports refused", progress.fenced),
+        ("tasks connected", progress.tasks),
+    ]
+    return _table("Counters", ("what", "count"), [(name, f"{n:,}") for name, n in pairs], right=2)
+
+
+def _config(record: RunRecord) -> str:
+    pairs = [("output", sink_text(record)), ("key", ", ".join(record.key))]
+    pairs += summary.settings(record)
+    pairs += [("input", record.input_hash), ("retry of", record.retry_of)]
+    rows = [(name, _short(value, ERROR_CHARS_MAX)) for name, value in pairs if value]
+    return _table("Configuration", ("what", "value"), rows)
+
+
+# -- figures -------------------------------------------------------------------------------------
+
+
+def speeds(series: Sequence[Point]) -> list[float]:
+    """Rows per second at each point, smoothed as the live display does."""
+    pace = None
+    found = []
+    for t_ms, done, failed, skipped, _, _ in series:
+        pace = summary.paced(pace, done + failed + skipped, t_ms * 1_000_000)
+        found.append(pace.per_s or 0.0)
+    return [found[1] if len(found) > 1 else 0.0, *found[1:]]
+
+
+def quantile_us(buckets: Sequence[int], share: float) -> int:
+    """The upper end of the bucket that holds this share of all calls."""
+    wanted, seen = share * sum(buckets), 0
+    for at, count in enumerate(buckets):
+        seen += count
+        if seen >= wanted:
+            return 2 << at
+    return 2 << max(len(buckets) - 1, 0)
+
+
+def class_text(code: int) -> str:
+    try:
+        return ErrorClass(code).name.lower()
+    except ValueError:
+        return f"class {code}"
+
+
+def _took_ns(progress: Progress) -> int:
+    return max(0, progress.updated_ns - progress.started_ns)
+
+
+def _us_text(us: int) -> str:
+    """Two digits tell enough: the bounds of a bucket are powers of two."""
+    for by, unit in ((60_000_000, "min"), (1_000_000, "s"), (1_000, "ms")):
+        if us >= by:
+            value = us / by
+            return (
+                f"{value:.1f}".removesuffix(".0") + f" {unit}"
+                if value < 10
+                else f"{value:.0f} {unit}"
+            )
+    return f"{us} µs"
+
+
+def _moment(ns: int) -> str:
+    return datetime.fromtimestamp(ns // S, UTC).strftime("%Y-%m-%d %H:%M:%S")
+
+
+# -- markup --------------------------------------------------------------------------------------
+
+
+def _e(text: object) -> str:
+    """Escaped, for text and attributes alike; control characters would hide what is there."""
+    told = "".join(c if c.isprintable() or c in "\n\t" else "�" for c in str(text))
+    return markup.escape(told, quote=True)
+
+
+def _short(text: str, chars_max: int) -> str:
+    told = " ".join(text.split())
+    return told if len(told) <= chars_max else told[: chars_max - 1] + "…"
+
+
+def _legend(entries: Sequence[tuple[str, str]]) -> str:
+    told = "".join(f'<span><i class="{style}"></i>{_e(word)}</span>' for word, style in entries)
+    return f'<div class="legend">{told}</div>'
+
+
+def _list(title: str, lines: Sequence[str]) -> str:
+    told = "".join(f"<li>{_e(line)}</li>" for line in lines)
+    return f'<section class="next"><h2>{_e(title)}</h2><ul>{told}</ul></section>'
+
+
+def _table(
+    title: str, header: Sequence[str], rows: Sequence[Sequence[str]], *, right: int = 0
+) -> str:
+    """`right` is the number of the column that holds figures, from 1; 0 for none."""
+    number = ' class="n"'
+
+    def cells(tag: str, values: Sequence[str]) -> str:
+        return "".join(
+            f"<{tag}{number if at == right else ''}>{_e(value)}</{tag}>"
+            for at, value in enumerate(values, 1)
+        )
+
+    body = "".join(f"<tr>{cells('td', row)}</tr>" for row in rows)
+    return (
+        f'<section><h2>{_e(title)}</h2><div class="wide"><table><thead><tr>{cells("th", header)}'
+        f"</tr></thead><tbody>{body}</tbody></table></div></section>"
+    )
+
+
+STYLE = """
+:root{--page:#f6f7f8;--card:#fff;--ink:#1d2329;--soft:#5d6873;--rule:#e2e6ea;--ok:#23875a;--skip:#b58a12;
+--fail:#c53b50;--gone:#8a929a;--flight:#3273b8;--money:#7a55b8;--todo:#d8dde2}
+@media (prefers-color-scheme:dark){:root{--page:#14181c;--card:#1d2228;--ink:#e6e9ec;--soft:#9aa5b0;
+--rule:#30373f;--ok:#3fb67f;--skip:#d3aa3a;--fail:#e8697b;--gone:#7d868f;--flight:#68a4e0;--money:#a98be0;
+--todo:#39414a}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font:15px/1.5 system-ui,-apple-system,"Segoe UI",
+Roboto,"DejaVu Sans",sans-serif}
+main{max-width:1080px;margin:0 auto;padding:28px 20px 48px}
+header p{margin:0;color:var(--soft)}
+h1{font-size:26px;margin:0 0 4px;display:flex;gap:12px;align-items:center;flex-wrap:wrap;
+overflow-wrap:anywhere}
+h2{font-size:16px;margin:0 0 8px}
+section{margin-top:22px}
+.chip{font-size:13px;font-weight:600;padding:2px 10px;border-radius:99px;color:#fff;background:var(--flight)}
+.chip.good{background:var(--ok)}.chip.bad{background:var(--fail)}.chip.warn{background:var(--skip)}
+@media (prefers-color-scheme:dark){.chip{color:#14181c}}
+.halt{color:var(--fail)!important;margin-top:8px!important;overflow-wrap:anywhere}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(130px,1fr));gap:10px}
+@media (min-width:760px){.by4{grid-template-columns:repeat(4,1fr)}.by5{grid-template-columns:repeat(5,1fr)}}
+.tile{background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:10px 12px}
+.tile b{display:block;font-size:20px;line-height:1.3;font-variant-numeric:tabular-nums;white-space:nowrap}
+.tile span{color:var(--soft);font-size:13px}
+.tile.bad b{color:var(--fail)}
+.share{display:flex;height:14px;border-radius:7px;overflow:hidden;background:var(--todo)}
+.share i{display:block;height:100%;min-width:2px}
+.legend{display:flex;flex-wrap:wrap;gap:4px 14px;font-size:13px;color:var(--soft);margin-top:6px}
+.legend span{display:inline-flex;align-items:center;gap:5px}
+.legend i{width:10px;height:10px;border-radius:3px;display:inline-block}
+i.ok{background:var(--ok)}i.skip{background:var(--skip)}i.fail{background:var(--fail)}
+i.gone{background:var(--gone)}i.flight{background:var(--flight)}i.todo{background:var(--todo)}
+i.money{background:var(--money)}
+.next{background:var(--card);border:1px solid var(--rule);border-left:4px solid var(--flight);
+border-radius:8px;padding:12px 16px}
+.next ul{margin:0;padding-left:18px}.next li{overflow-wrap:anywhere}
+.plots{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:14px}
+figure{margin:0;background:var(--card);border:1px solid var(--rule);border-radius:8px;padding:12px 14px 8px}
+figcaption{display:flex;flex-wrap:wrap;justify-content:space-between;align-items:baseline;gap:2px 12px}
+figcaption .legend{margin:0}
+small{font-size:13px;color:var(--soft)}
+svg{display:block;width:100%;height:auto;margin-top:6px}
+svg text{font-size:12px;fill:var(--soft)}
+.ok{--hue:var(--ok)}.skip{--hue:var(--skip)}.fail{--hue:var(--fail)}.flight{--hue:var(--flight)}
+.money{--hue:var(--money)}
+.grid{stroke:var(--rule);stroke-width:1}
+.line{fill:none;stroke:var(--hue);stroke-width:2;stroke-linejoin:round}
+.area{fill:var(--hue);fill-opacity:.16}
+.bar{fill:var(--hue);fill-opacity:.85}
+.hover{fill:transparent}.hover:hover{fill:var(--soft);fill-opacity:.14}
+.wide{overflow-x:auto;background:var(--card);border:1px solid var(--rule);border-radius:8px}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th,td{text-align:left;padding:6px 12px;border-top:1px solid var(--rule);vertical-align:top}
+td:not(:last-child){white-space:nowrap}td:last-child{overflow-wrap:anywhere}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 14px}
+thead th{border-top:0;color:var(--soft);font-weight:600;white-space:nowrap}
+.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap;width:1%}
+@media print{body{background:#fff}.tile,figure,.wide,.next{break-inside:avoid}}
+"""

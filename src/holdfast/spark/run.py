@@ -1,0 +1,284 @@
+"""A run: while it is driven, and afterwards.
+
+`Drive` is the driver's part of a run at work: it takes the input in, keeps a Spark job going until
+the ledger is complete, and shows how it stands. The job may fail (an executor takes its tasks along,
+a driver node is drained): as long as the ledger moved since it was started, it is started again.
+
+`Run` is what users get: counts, output, failures, report.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from holdfast import codec
+from holdfast.clock import SYSTEM
+from holdfast.errors import from_wire
+from holdfast.ledger import runs
+from holdfast.ledger.failures import failed as failed_rows
+from holdfast.ledger.log import load
+from holdfast.ledger.states import State
+from holdfast.spark import jobs, wire
+from holdfast.spark.again import chain, failed_blocks
+from holdfast.spark.client import Blocks
+from holdfast.spark.engine import Duty
+from holdfast.spark.errors import RowsFailed, RunCancelled, RunFailed, RunHalted
+from holdfast.spark.fingerprint import plan_of
+from holdfast.spark.ingest import ingest
+from holdfast.spark.journal import Input, Outcomes, schema_bytes
+from holdfast.spark.keeper import Keeper
+from holdfast.spark.progress import Bar
+from holdfast.spark.report import Report
+from holdfast.spark.sinks import open_sink
+from holdfast.spark.task import Pull
+from holdfast.store.api import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+POLL_S = 0.1
+# How often a job is started again although the ledger stands where it stood.
+BARREN_JOBS_MAX = 3
+# Tasks that have nothing left to do are given this long to say so.
+END_S = 10.0
+SAMPLE_ROWS = 20
+
+
+class Drive:
+    def __init__(
+        self, name: str, store: Store, spark: SparkSession, keeper: Keeper, mode: Any
+    ) -> None:
+        self.name = name
+        self.store = store
+        self.spark = spark
+        self.keeper = keeper
+        self.tag = f"holdfast:{name}:{SYSTEM.entropy(4).hex()}"
+        self.bar = Bar(name, 0, mode, ui_url=jobs.ui_link(spark))
+        self._job: jobs.Job | None = None
+
+    def __enter__(self) -> Drive:
+        self.bar.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._job is not None and not self._job.ended:
+            self._job.cancel()
+            self._job.join(END_S)
+        self.bar.__exit__(kind, error, trace)
+
+    def record(self) -> runs.RunRecord:
+        charged = codec.unpack_as(runs.RunRecord, self.keeper.charge.record)
+        found = self.store.read(runs.get, charged.run_id)
+        assert found is not None
+        return found
+
+    def take_in(self, df: DataFrame, key: list[str]) -> None:
+        """The input, if the run has none yet."""
+        if self.record().status is not runs.Status.INGESTING:
+            return
+        self.bar.ingesting()
+        plan = plan_of(df)
+        job = self._job = jobs.Job(
+            self.spark,
+            f"{self.tag}:ingest",
+            lambda: ingest(df, key, Blocks(self.keeper.address)),
+        )
+        while not job.join(POLL_S):
+            self.bar.ingesting()
+        if job.error is not None:
+            raise job.error
+        taken = job.result
+        staged = [(one.n, one.rows, one.size_bytes, one.bounds) for one in taken.staged]
+        self.keeper.ask(
+            wire.Seal(
+                taken.blocks,
+                taken.needs_merge,
+                staged if taken.needs_merge else [],
+                schema_bytes(taken.schema),
+                taken.input_hash,
+                plan,
+            )
+        )
+
+    def take_failed(self, old: runs.RunRecord) -> None:
+        """The rows that failed in an older run, as the input of this one."""
+        line = Blocks(self.keeper.address)()
+        try:
+            blocks = [(line.put_block(data), rows) for data, rows in failed_blocks(self.store, old)]
+        finally:
+            line.close()
+        seal = wire.Seal(blocks, False, [], old.input_schema, old.input_hash, old.plan)
+        self.keeper.ask(seal)
+
+    def pull(self, duty: Duty, function: bytes, tasks: int) -> None:
+        """Keep a job at it until the run is over."""
+        body = Pull(duty, function)
+        position, barren = b"", 0
+        while True:
+            stand = self._watch(self._start(body, tasks))
+            if stand.over:
+                break
+            assert self._job is not None
+            barren = barren + 1 if stand.position == position else 0
+            position = stand.position
+            if barren >= BARREN_JOBS_MAX:
+                error = self._job.error
+                why = jobs.reason(error) if error else "tasks end and rows are left"
+                raise RunFailed(name=self.name, why=why) from error
+        assert self._job is not None
+        if not self._job.join(END_S):
+            self._job.cancel()
+        if stand.status == runs.Status.CANCELLED.value:
+            raise RunCancelled(name=self.name, run_id=duty.run_id)
+
+    def _start(self, body: Pull, tasks: int) -> jobs.Job:
+        from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+        result = StructType([StructField("part", LongType()), StructField("state", StringType())])
+        self._job = jobs.Job(
+            self.spark,
+            self.tag,
+            lambda: self.spark.range(0, tasks, 1, tasks).mapInArrow(body, result).collect(),
+        )
+        return self._job
+
+    def _watch(self, job: jobs.Job) -> wire.Stand:
+        """Until the run is over, or the job is: then it is looked at once more."""
+        while True:
+            ended = job.ended
+            stand: wire.Stand = self.keeper.ask(wire.Status())
+            if stand.halted:
+                raise RunHalted(name=self.name, why=stand.halted)
+            if stand.error is not None:
+                raise from_wire(stand.error)
+            progress = codec.unpack_as(runs.Progress, stand.progress)
+            self.bar.update(progress, size=sum(progress.counts))
+            if stand.over or (ended and not self._committing(progress)):
+                return stand
+            job.join(POLL_S) if not ended else SYSTEM.sleep(POLL_S)
+
+    def _committing(self, progress: runs.Progress) -> bool:
+        """Whether all rows ended, and only the output is still being written."""
+        return sum(progress.ended) == sum(progress.counts)
+
+
+class Run:
+    """A run of a stage that is over (or, by `Run.of`, as it stands)."""
+
+    def __init__(
+        self, record: runs.RunRecord, store: Store, spark: SparkSession, on_fail: str = "keep"
+    ) -> None:
+        self._record = record
+        self._chain = chain(store, record)
+        self._store = store
+        self._spark = spark
+        if on_fail == "raise":
+            failed = self.counts()[State.TERMINAL_FAIL.name]
+            if failed:
+                raise RowsFailed(name=record.name, failed=failed, examples=self._examples())
+
+    @property
+    def run_id(self) -> str:
+        return self._record.run_id
+
+    @property
+    def name(self) -> str:
+        return self._record.name
+
+    @property
+    def status(self) -> str:
+        return self._record.status.value
+
+    def progress(self) -> runs.Progress:
+        """The last figures of the run: calls, cost, retries, latencies."""
+        found = self._store.read(runs.progress, self.run_id)
+        return found if found is not None else runs.Progress(counts=[0] * 8, ended=[0] * 4)
+
+    def counts(self) -> dict[str, int]:
+        """Rows by state name. Those of the TERMINAL states count rows that ended so, committed or
+        not: after a run COMMITTED is all of them and the four add up to it."""
+        boards = [load(self._store, record.run_id) for record in self._chain]
+        newest = boards[0]
+        counts = {
+            state.name: count for state, count in zip(State, newest.ledger.counts(), strict=True)
+        }
+        # What failed in an older run of the chain was tried again in the newer one.
+        succeeded, skipped = (sum(board.ended[i] for board in boards) for i in (0, 1))
+        counts[State.TERMINAL_SUCCESS.name] = succeeded
+        counts[State.TERMINAL_SKIP.name] = skipped
+        counts[State.TERMINAL_FAIL.name] = newest.ended[2]
+        counts[State.TERMINAL_CANCEL.name] = sum(board.ended[3] for board in boards)
+        if not newest.finished:
+            return counts
+        counts[State.COMMITTED.name] = boards[-1].ledger.committed_count
+        return counts
+
+    def output(self) -> DataFrame:
+        """Key and result columns of the rows that succeeded, in the order of the key."""
+        outcomes = [self._outcomes(record) for record in self._chain]
+        if not self._record.sink:
+            tables = [one.successes(0, one.record.size) for one in outcomes]
+            found = self._frame(pa.concat_tables(tables))
+            return found if len(tables) == 1 else found.orderBy(*self._record.key)
+        files = [
+            path
+            for record in reversed(self._chain)
+            for path in open_sink(record.sink).parts(record.run_id)
+        ]
+        schema = self._spark_schema(outcomes[0].schema)
+        if not files:
+            return self._spark.createDataFrame([], schema)
+        return self._spark.read.schema(schema).parquet(*files).orderBy(*self._record.key)
+
+    def failed(self) -> DataFrame:
+        """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error."""
+        return self._frame(self._outcomes(self._record).failed(0, self._record.size))
+
+    def skipped(self) -> DataFrame:
+        """The same of the rows that were skipped; the reason is in _error."""
+        tables = [self._outcomes(one).skipped(0, one.size) for one in reversed(self._chain)]
+        return self._frame(pa.concat_tables(tables))
+
+    def report(self) -> Report:
+        """Figures and plots: shows itself in a notebook, `.save("run.html")`, prints as text."""
+        progress = self.progress()
+        sample = failed_rows(self._store, self._record, progress, limit=SAMPLE_ROWS)
+        return Report(self._record, progress, sample, store=self._store.url)
+
+    def close(self) -> None:
+        self._store.close()
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Run {self.run_id} of {self.name}: {self.status}>"
+
+    def _outcomes(self, record: runs.RunRecord) -> Outcomes:
+        return Outcomes(self._store, record, Input(self._store, record))
+
+    def _frame(self, table: pa.Table) -> DataFrame:
+        if table.num_rows:
+            # In one piece: Spark takes an empty batch for the end.
+            return self._spark.createDataFrame(table.combine_chunks())
+        return self._spark.createDataFrame([], self._spark_schema(table.schema))
+
+    def _spark_schema(self, schema: pa.Schema) -> Any:
+        from pyspark.sql.pandas.types import from_arrow_schema
+
+        return from_arrow_schema(schema)
+
+    def _examples(self) -> list[str]:
+        rows = failed_rows(self._store, self._record, self.progress(), limit=3)
+        return [f"{row.key}: {row.error}" for row in rows]

@@ -1,0 +1,326 @@
+"""The ledger service: `python -m holdfast.spark.service`, one process for each run at work.
+
+It holds the run's lease and is the only one that writes about it. The driver starts it with its
+charge on standard input and keeps that pipe open: the end of it means that the driver is gone, and
+the service commits what is pending, gives the lease back and leaves. On standard output it says,
+once, where it listens, or why it cannot.
+
+Threads: one for each connection, one for the log, one for the commit, one that renews the lease
+and lets time pass. A service that loses its lease, or whose log fails, ends at once: whatever it
+might still say would be about a run that is not its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import socket
+import sys
+import threading
+from typing import Any, BinaryIO
+
+import msgspec
+
+from holdfast import codec
+from holdfast.clock import SYSTEM
+from holdfast.durable import lease as leases
+from holdfast.errors import Conflict, Fenced, Held, HoldfastError, Invalid
+from holdfast.ledger import runs
+from holdfast.ledger.log import RunLog, open_run
+from holdfast.spark import wire
+from holdfast.spark.commit import Committer
+from holdfast.spark.desk import Desk
+from holdfast.spark.office import Office
+from holdfast.spark.sinks import open_sink
+from holdfast.store import open as open_store
+from holdfast.store.api import Store
+
+# The run's lease: a driver that died with its service is waited for this long at most.
+LEASE_NS = 4_000_000_000
+TICK_S = 0.1
+RENEW_NS = 1_000_000_000
+PROGRESS_NS = 2_000_000_000
+HELLO_BYTES_MAX = 4096
+BACKLOG = 512
+EXIT_FENCED = 76
+
+
+class RunAtWork(Held):
+    code = "run_at_work"
+    hint = "another driver is running this stage; wait for it, or end that process"
+
+
+class Charge(msgspec.Struct, frozen=True):
+    """What the driver wants served. `record` is the run as it is, or a new one to be made."""
+
+    store: str
+    token: str
+    host: str
+    port: int
+    record: bytes
+    new: bool
+    # The same driver starts its service again: grants live on. Else they belong to a dead driver.
+    again: bool
+    file_rows: int
+    rate_per_s: float
+
+
+class Ready(msgspec.Struct, frozen=True):
+    port: int
+    error: list[Any] | None = None
+
+
+def main() -> None:
+    source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    size = int.from_bytes(source.read(4), "little")
+    charge = msgspec.msgpack.decode(source.read(size), type=Charge)
+    try:
+        service = Service(charge)
+    except HoldfastError as error:
+        _tell(answers, Ready(0, wire.refused(error).error))
+        sys.exit(1)
+    _tell(answers, Ready(service.port))
+    threading.Thread(target=_until_alone, args=(source, service), daemon=True).start()
+    service.serve()
+
+
+class Service:
+    def __init__(self, charge: Charge) -> None:
+        self.charge = charge
+        record = codec.unpack_as(runs.RunRecord, charge.record)
+        self._listener = _listen(charge.host, charge.port)
+        self.port = int(self._listener.getsockname()[1])
+        self.store = open_store(charge.store)
+        try:
+            self.lease = _acquire(self.store, record.name)
+            self.office = self._office(record)
+        except BaseException:
+            self.store.close()
+            raise
+        self._leaving = threading.Event()
+        self._stopped = threading.Event()
+        self.committer: Committer | None = None
+        self._committing = threading.Lock()
+
+    def serve(self) -> None:
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        if self.office.desk.has_board:
+            self.begin_commit()
+        try:
+            self._pass_time()
+        finally:
+            self._close()
+
+    def leave(self) -> None:
+        """Ask it to end in good order; returns when it has."""
+        self._leaving.set()
+        self._stopped.wait(timeout=30)
+
+    def begin_commit(self) -> None:
+        with self._committing:
+            if self.committer is None:
+                spec = self.office.record.sink
+                sink = open_sink(spec) if spec else None
+                self.committer = Committer(
+                    self.office, sink, self.charge.file_rows, self._sink_failed
+                )
+                self.committer.start()
+
+    # --- starting -------------------------------------------------------------------------------
+
+    def _office(self, record: runs.RunRecord) -> Office:
+        if self.charge.new:
+            self.store.transact(_create, record, self.lease)
+        else:
+            found = self.store.read(runs.latest, record.name)
+            if found is None or found.run_id != record.run_id:
+                raise Conflict(what="run", name=record.name, why="another driver made a new one")
+            record = found
+        if record.status is runs.Status.INGESTING:
+            desk = Desk(None, RunLog(self.store, record.run_id, self.lease))
+            return Office(self.store, desk, record, self.charge.rate_per_s)
+        log, board = open_run(self.store, record.run_id, self.lease)
+        desk = Desk(board, log)
+        office = Office(self.store, desk, record, self.charge.rate_per_s)
+        if board.halted is None and not self.charge.again:
+            with desk.lock:
+                office.reclaimed(board.drop_all(self.store.now_ns())[1])
+        if record.cancel_requested_ns and not board.cancelling and not board.finished:
+            office.cancel()
+        return office
+
+    def _accept(self) -> None:
+        while not self._leaving.is_set():
+            try:
+                line, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._converse, args=(line,), daemon=True).start()
+
+    def _converse(self, line: socket.socket) -> None:
+        owner = ""
+        try:
+            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            line.settimeout(10)
+            owner = self._admit(line)
+            line.settimeout(None)
+            while True:
+                request, data = wire.receive_request(line)
+                try:
+                    answer, attached = self._answer(owner, request, data)
+                except HoldfastError as error:
+                    answer, attached = wire.refused(error), b""
+                wire.send(line, answer, attached)
+        except (OSError, HoldfastError):
+            pass
+        finally:
+            with contextlib.suppress(OSError):
+                line.close()
+            if owner and not self._leaving.is_set():
+                with contextlib.suppress(HoldfastError):
+                    self.office.gone(owner)
+
+    def _admit(self, line: socket.socket) -> str:
+        hello, _ = wire.receive_request(line, HELLO_BYTES_MAX)
+        if not isinstance(hello, wire.Hello) or not hmac.compare_digest(
+            hello.token.encode(), self.charge.token.encode()
+        ):
+            wire.send(line, wire.refused(Invalid(what="token", why="not of this run")))
+            raise Invalid(what="token", why="not of this run")
+        record = self.office.record
+        if hello.owner.startswith("child/"):
+            with self.office.desk.lock:
+                self.office.owners.add(hello.owner)
+        wire.send(line, wire.Welcome(record.run_id, record.size, record.policy.lease_ns))
+        return hello.owner
+
+    def _answer(self, owner: str, request: Any, data: memoryview) -> tuple[wire.Message, bytes]:
+        office = self.office
+        if isinstance(request, wire.Step):
+            return office.step(owner, request, data)
+        if isinstance(request, wire.Beat):
+            return office.beat(request.epochs), b""
+        if isinstance(request, wire.Tokens):
+            return office.tokens(request.count), b""
+        if isinstance(request, wire.PutBlock):
+            return office.put_block(data), b""
+        if isinstance(request, wire.Outcomes):
+            return office.outcomes(request)
+        if isinstance(request, wire.Status):
+            return office.status(), b""
+        if isinstance(request, wire.Seal):
+            sealed = office.seal(request)
+            self.begin_commit()
+            return sealed, b""
+        if isinstance(request, wire.Cancel):
+            return office.cancel(), b""
+        if isinstance(request, wire.Leave):
+            threading.Thread(target=self.leave, daemon=True).start()
+            return wire.Ok(), b""
+        raise Invalid(what="request", found=type(request).__name__)
+
+    # --- time -----------------------------------------------------------------------------------
+
+    def _pass_time(self) -> None:
+        renew_ns = progress_ns = SYSTEM.mono_ns()
+        while not self._leaving.wait(TICK_S):
+            if self.office.desk.error is not None:
+                self._abandon(self.office.desk.error)
+            self.office.tick()
+            now_ns = SYSTEM.mono_ns()
+            if now_ns - renew_ns >= RENEW_NS:
+                renew_ns = now_ns
+                self._renew()
+            if now_ns - progress_ns >= PROGRESS_NS:
+                progress_ns = now_ns
+                self._publish()
+
+    def _renew(self) -> None:
+        [renewed] = self.store.transact(leases.renew, [self.lease], LEASE_NS)
+        if renewed is None:
+            self._abandon(Fenced(resource=self.lease.resource, held=self.lease.epoch))
+
+    def _publish(self) -> None:
+        """Show the figures, and see whether somebody asked for the end of it."""
+        office = self.office
+        if not office.desk.has_board or office.over:
+            return
+        office.publish()
+        found = self.store.read(runs.get, office.record.run_id)
+        if found is not None and found.cancel_requested_ns and not office.desk.board.cancelling:
+            office.cancel()
+
+    def _sink_failed(self, error: HoldfastError) -> None:
+        self.office.sink_error = error
+
+    def _abandon(self, error: HoldfastError) -> None:
+        print(f"holdfast: the ledger service ends: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_FENCED)
+
+    def _close(self) -> None:
+        self._listener.close()
+        if self.committer is not None:
+            self.committer.stop()
+        with contextlib.suppress(HoldfastError):
+            if self.office.desk.has_board and self.office.desk.error is None:
+                self._publish()
+        self.office.desk.close()
+        with contextlib.suppress(HoldfastError):
+            self.store.transact(leases.release, self.lease)
+        self.store.close()
+        self._stopped.set()
+
+
+def _create(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
+    txn.require_live(lease)
+    runs.create(txn, record)
+
+
+def _acquire(store: Store, name: str) -> leases.Lease:
+    """The run's lease; another driver's is waited for as long as a dead one's could last."""
+    incarnation = SYSTEM.entropy(8).hex()
+    until_ns = SYSTEM.mono_ns() + LEASE_NS + 1_000_000_000
+    while True:
+        try:
+            found: leases.Lease = store.transact(
+                leases.acquire,
+                runs.lease_resource(name),
+                f"ledger-{os.getpid()}",
+                incarnation,
+                LEASE_NS,
+            )
+            return found
+        except Held as held:
+            if SYSTEM.mono_ns() >= until_ns:
+                raise RunAtWork(name=name, worker=held.worker) from None
+            SYSTEM.sleep(0.05)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise Invalid(what="ledger_host", host=host, port=port, why=str(error)) from None
+    listener.listen(BACKLOG)
+    return listener
+
+
+def _tell(answers: BinaryIO, ready: Ready) -> None:
+    answers.write(msgspec.json.encode(ready) + b"\n")
+    answers.flush()
+
+
+def _until_alone(source: BinaryIO, service: Service) -> None:
+    while source.read(4096):
+        pass
+    service.leave()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

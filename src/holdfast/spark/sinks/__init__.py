@@ -1,0 +1,45 @@
+"""Where the ordered commit of a run puts its rows: Parquet by default, Delta, or your own `Sink`.
+
+`api` is the interface and its errors, `files` writes a part, `parquet` and `delta` say which parts
+are committed. Delta's library is imported only once a Delta sink is used.
+"""
+
+from holdfast.spark.sinks.api import (
+    NOTHING,
+    OutputCorrupt,
+    OutputError,
+    OutputFull,
+    OutputHeld,
+    OutputNotOurs,
+    OutputReadOnly,
+    OutputTaken,
+    Part,
+    PartOutOfOrder,
+    Sink,
+    Spec,
+    open_sink,
+)
+from holdfast.spark.sinks.delta import DeltaSink
+from holdfast.spark.sinks.files import PartFile
+from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
+
+__all__ = [
+    "NOTHING",
+    "DeltaSink",
+    "Manifest",
+    "OutputCorrupt",
+    "OutputError",
+    "OutputFull",
+    "OutputHeld",
+    "OutputNotOurs",
+    "OutputReadOnly",
+    "OutputTaken",
+    "ParquetSink",
+    "Part",
+    "PartFile",
+    "PartOutOfOrder",
+    "Sink",
+    "Spec",
+    "open_sink",
+    "read_parts",
+]

@@ -1,0 +1,371 @@
+"""Rows as a Delta table; a commit is one Delta transaction that also carries the version.
+
+- The version is Delta's own application transaction of the run id. It is read and raised on the same
+  handle: if another process of this run commits in between, Delta refuses ours as concurrent, we read
+  again and find the parts done. So a repeat after a lost answer adds nothing.
+- A part is one file, `part-<lo>-<hi>-<run id>.parquet`, the same bytes as the Parquet sink writes, so
+  that sorting the names of a run's files gives the order of seq.
+- A table without a transaction of this run is not ours. `append=True` adds to it all the same, when
+  its schema is the same and it asks nothing of a writer that writing plain files does not give.
+- On a local disk a part is synced before the transaction and the log after it. The library itself
+  syncs nothing; a power cut in between may leave a last log entry without content.
+
+Files are written by us and only the transaction by the library: its writer names files at random,
+which loses the order, and its bytes are no function of the rows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from holdfast.errors import Conflict, Invalid
+from holdfast.spark.sinks.api import (
+    NOTHING,
+    OutputCorrupt,
+    OutputError,
+    OutputNotOurs,
+    Part,
+    PartOutOfOrder,
+    Spec,
+    fitted,
+    pending,
+    plain,
+)
+from holdfast.spark.sinks.files import (
+    SCRATCH,
+    PartFile,
+    Step,
+    drop_temporaries,
+    is_scratch_only,
+    make_directory,
+    no_step,
+    of_system,
+    part_name,
+    put_part,
+    readable,
+    sync_directory,
+    typed,
+    write_rows,
+)
+
+TRIES_MAX = 5  # lost races of one commit against other writers of the table
+LOG = "_delta_log"
+PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
+PLAIN_WRITER_VERSION = 2  # later ones ask for checks and mappings, unless they list features
+LISTED_WRITER_VERSION = 7
+_SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class DeltaSink:
+    def __init__(self, path: str, *, append: bool = False, step: Step = no_step) -> None:
+        text = os.fspath(path).removeprefix("file://")
+        if not text or "\0" in text:
+            raise Invalid(what="path", path=text, why="name a directory or an object store's URL")
+        if "%" in text:  # the library would decode it, and look for the table elsewhere
+            raise Invalid(what="path", path=text, why="Delta tables cannot lie under a name with %")
+        self._local = None if "://" in text else Path(text).absolute()
+        self.path = text if self._local is None else str(self._local)
+        self._append = append
+        self._step = step
+        self._run_id = ""
+        self._schema = pa.schema([])
+        self._table: Any = None
+        self._complete = False
+
+    def spec(self) -> Spec:
+        return {"kind": "delta", "path": self.path, "append": self._append}
+
+    def check_vacant(self) -> None:
+        delta = _library()
+        with self._told():
+            if self._local is not None and self._local.is_file():
+                raise OutputNotOurs(path=self.path, found="a file")
+            if not delta.DeltaTable.is_deltatable(self.path):
+                self._refuse_foreign()
+            elif not self._append:
+                raise OutputNotOurs(path=self.path, found="a Delta table")
+
+    def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
+        if not _SAFE.fullmatch(run_id):
+            raise Invalid(what="run id", run_id=run_id, why="it becomes part of file names")
+        self._run_id, self._schema = run_id, _delta_schema(plain(schema))
+        delta = _library()
+        with self._told():
+            if self._local is not None and self._local.is_file():
+                raise OutputNotOurs(path=self.path, found="a file")
+            if delta.DeltaTable.is_deltatable(self.path):
+                self._table = delta.DeltaTable(self.path)
+            else:
+                self._refuse_foreign()
+                self._table = self._create(delta, name)
+            self._check_owner()
+            self._complete = self._is_complete()
+            if self._local is not None and not self._complete:
+                make_directory(self._local / SCRATCH)
+                drop_temporaries(self._local / SCRATCH)
+        return self._version()
+
+    def commit(self, lo: int, hi: int, table: pa.Table) -> int:
+        return self.commit_many([Part(lo, hi, table)])
+
+    def commit_many(self, parts: Sequence[Part]) -> int:
+        for _ in range(TRIES_MAX):
+            with self._told():
+                self._table.update_incremental()
+                version = self._version()
+                wanted = pending(parts, version, path=self.path)
+                if not wanted:
+                    return version
+                if self._complete:
+                    raise PartOutOfOrder(path=self.path, lo=wanted[0].lo, why="it is complete")
+                actions = [action for part in wanted if (action := self._put(part))]
+                if self._local is not None:
+                    sync_directory(self._local)
+                self._step("files")
+                if self._commit(actions, self._run_id, wanted[-1].version):
+                    return wanted[-1].version
+        raise Conflict(path=self.path, tries=TRIES_MAX)
+
+    def finish(self) -> None:
+        for _ in range(TRIES_MAX):
+            with self._told():
+                self._table.update_incremental()
+                self._complete = self._complete or self._is_complete()
+                self._complete = self._complete or self._commit(
+                    [], self._completed_id, self._version()
+                )
+            if self._complete:
+                return
+        raise Conflict(path=self.path, tries=TRIES_MAX)
+
+    def parts(self, run_id: str) -> list[str]:
+        """The run's own files, as long as nobody compacted the table."""
+        delta = _library()
+        with self._told():
+            if not delta.DeltaTable.is_deltatable(self.path):
+                raise OutputNotOurs(path=self.path, found="no Delta table")
+            table = delta.DeltaTable(self.path)
+            if table.transaction_version(run_id) is None:
+                raise OutputNotOurs(path=self.path, found="a Delta table without this run")
+            # The library quotes the directory in its URIs; the names are ours and need no quotes.
+            names = [uri.rpartition("/")[2] for uri in table.file_uris()]
+        own = sorted(name for name in names if name.endswith(f"-{run_id}.parquet"))
+        return [f"{self.path.rstrip('/')}/{name}" for name in own]
+
+    # --- whose place it is ----------------------------------------------------------------------
+
+    def _refuse_foreign(self) -> None:
+        if self._local is None:
+            found = [info.path for info in self._remote().get_file_info(_children())]
+        elif not self._local.exists() or is_scratch_only(self._local):
+            return
+        else:
+            found = sorted(os.listdir(self._local))
+            # A table whose first entry was never written: killed in `begin`.
+            log = self._local / LOG
+            if set(found) <= {LOG, SCRATCH} and log.is_dir():
+                found = [n for n in os.listdir(log) if n.endswith((".json", ".parquet"))]
+        if found:
+            raise OutputNotOurs(path=self.path, found=", ".join(found[:3]))
+
+    def _create(self, delta: Any, name: str) -> Any:
+        if self._local is not None:
+            make_directory(self._local)
+        self._step("directory")
+        # A second process of this run may create it first; whose it is, is asked afterwards.
+        table = delta.DeltaTable.create(
+            self.path,
+            self._schema,
+            mode="ignore",
+            name=name,
+            commit_properties=_properties(self._run_id, NOTHING),
+        )
+        self._sync_log(0)
+        self._step("create")
+        table.update_incremental()
+        return table
+
+    def _check_owner(self) -> None:
+        ours = self._table.transaction_version(self._run_id) is not None
+        if not ours and not self._append:
+            raise OutputNotOurs(path=self.path, found="a Delta table without this run")
+        expected = [(field.name, str(field.type)) for field in self._table.schema().fields]
+        found = [(f.name, str(f.type)) for f in _library().Schema.from_arrow(self._schema).fields]
+        if expected != found:
+            raise Invalid(what="schema", path=self.path, expected=expected, found=found)
+        if demand := _demand(self._table):
+            raise Invalid(what="delta table", path=self.path, why=f"it demands {demand}")
+
+    def _version(self) -> int:
+        found = self._table.transaction_version(self._run_id)
+        return NOTHING if found is None else int(found)
+
+    def _is_complete(self) -> bool:
+        return self._table.transaction_version(self._completed_id) is not None
+
+    @property
+    def _completed_id(self) -> str:
+        return f"{self._run_id}/complete"
+
+    # --- writing --------------------------------------------------------------------------------
+
+    def _put(self, part: Part) -> Any:
+        """The action that adds this part's file, which is written; None for a part without rows."""
+        table = fitted(_in_utc(part.table), self._schema, path=self.path)
+        part = part._replace(table=table)
+        name = part_name(part.lo, part.hi, f"-{self._run_id}")
+        if self._local is not None:
+            file = put_part(self._local, name, part, step=self._step)
+        else:
+            file = self._upload(name, part)
+        if not file.path:
+            return None
+        from deltalake.transaction import AddAction
+
+        return AddAction(file.path, file.bytes, {}, 0, True, json.dumps(_statistics(table)))
+
+    def _upload(self, name: str, part: Part) -> PartFile:
+        if not part.table.num_rows:
+            return PartFile("", part.lo, part.hi, 0, 0, "")
+        with self._remote().open_output_stream(name) as stream:
+            write_rows(part.table, stream)
+            length = stream.tell()
+        return PartFile(name, part.lo, part.hi, part.table.num_rows, length, "")
+
+    def _remote(self) -> Any:
+        from deltalake.fs import DeltaStorageHandler
+        from pyarrow.fs import PyFileSystem
+
+        return PyFileSystem(DeltaStorageHandler(self.path))
+
+    def _commit(self, actions: list[Any], app_id: str, version: int) -> bool:
+        """False: another writer was first, and nothing of this is in the table."""
+        before = self._table.version()
+        try:
+            self._table.create_write_transaction(
+                actions,
+                mode="append",
+                schema=self._table.schema(),
+                commit_properties=_properties(app_id, version),
+            )
+        except _library().exceptions.CommitFailedError:
+            return False
+        self._step("transaction")
+        self._sync_log(before + 1)
+        return True
+
+    def _sync_log(self, version: int) -> None:
+        """The entries from `version` on survive a power cut."""
+        if self._local is None:
+            return
+        log = self._local / LOG
+        while (entry := log / f"{version:020d}.json").exists():
+            with open(entry, "rb") as file:
+                os.fsync(file.fileno())
+            version += 1
+        sync_directory(log)
+        sync_directory(self._local)
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        """Errors of the library and the system, as ours."""
+        wrong = _library().exceptions
+        with typed(self.path):
+            try:
+                yield
+            except wrong.DeltaProtocolError as error:
+                raise OutputCorrupt(path=self.path, why=_told_by(error)) from error
+            except wrong.DeltaError as error:
+                raise of_system(self.path, None, _told_by(error)) from error
+            except Exception as error:
+                if (
+                    type(error) is not Exception
+                ):  # the library raises it bare for what else it knows
+                    raise
+                raise OutputError(path=self.path, why=_told_by(error)) from error
+
+
+def _library() -> Any:
+    try:
+        import deltalake
+        import deltalake.exceptions
+    except ImportError as error:
+        why = "install it: pip install 'holdfast[spark]'"
+        raise Invalid(what="sink", kind="delta", missing="deltalake", why=why) from error
+    return deltalake
+
+
+def _properties(app_id: str, version: int) -> Any:
+    from deltalake import CommitProperties, Transaction
+
+    return CommitProperties(app_transactions=[Transaction(app_id, version)])
+
+
+def _children() -> Any:
+    from pyarrow.fs import FileSelector
+
+    return FileSelector("", allow_not_found=True, recursive=False)
+
+
+def _delta_schema(schema: pa.Schema) -> pa.Schema:
+    """Delta keeps instants in UTC, and has no unsigned numbers and no nanoseconds."""
+    for field in schema:
+        kind = field.type
+        if pa.types.is_unsigned_integer(kind) or (
+            pa.types.is_timestamp(kind) and kind.unit == "ns"
+        ):
+            raise Invalid(what="schema", column=field.name, why=f"Delta does not hold {kind}")
+    schema = _in_utc(schema.empty_table()).schema
+    delta = _library()
+    try:
+        delta.Schema.from_arrow(schema)
+    except Exception as error:  # the library raises no narrower class here
+        raise Invalid(what="schema", why=_told_by(error)) from error
+    return schema
+
+
+def _in_utc(table: pa.Table) -> pa.Table:
+    for at, field in enumerate(table.schema):
+        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
+            kind = pa.timestamp(field.type.unit, "UTC")
+            table = table.set_column(at, field.with_type(kind), table.column(at).cast(kind))
+    return table
+
+
+def _demand(table: Any) -> str:
+    """What the table wants of its writers that plain files do not give; empty if nothing."""
+    protocol, metadata = table.protocol(), table.metadata()
+    if metadata.partition_columns:
+        return f"partitions by {', '.join(metadata.partition_columns)}"
+    if protocol.min_writer_version == LISTED_WRITER_VERSION:
+        if more := sorted(set(protocol.writer_features or []) - PLAIN_FEATURES):
+            return f"the feature {', '.join(more)}"
+    elif protocol.min_writer_version > PLAIN_WRITER_VERSION:
+        return f"writer version {protocol.min_writer_version}"
+    checked = [f.name for f in table.schema().fields if "delta.invariants" in f.metadata]
+    return f"an invariant of {', '.join(checked)}" if checked else ""
+
+
+def _statistics(table: pa.Table) -> dict[str, Any]:
+    """What lets a reader pass over files: counts, and the bounds of whole numbers."""
+    low, high, nulls = {}, {}, {}
+    for field, column in zip(table.schema, table.columns, strict=True):
+        if not pa.types.is_nested(field.type):
+            nulls[field.name] = column.null_count
+        if pa.types.is_integer(field.type) and column.null_count < len(column):
+            bounds = pc.min_max(column).as_py()
+            low[field.name], high[field.name] = bounds["min"], bounds["max"]
+    return {"numRecords": len(table), "minValues": low, "maxValues": high, "nullCount": nulls}
+
+
+def _told_by(error: BaseException) -> str:
+    return readable(str(error).split("\n   0:")[0])  # a trace of addresses follows

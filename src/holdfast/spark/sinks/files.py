@@ -1,0 +1,222 @@
+"""Part files: Parquet whose bytes depend on the rows alone, put in place durably.
+
+- Equal rows give equal files, whatever the chunks they came in: one chunk a column, fixed writer
+  options, no metadata of a run. (Another pyarrow may write other bytes: it signs its name.)
+- A file is written under another name in `_holdfast/`, synced, and then renamed: under its own name
+  it is always whole. The directory is synced by the caller, once for several files.
+- `step` is told the name of each step after it happened. Tests kill the process there.
+
+Integers are delta-packed: keys arrive sorted and shrink to nearly no bytes, and a tenth of the bytes
+is faster to hash, sync and read than the plain ones.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from holdfast.errors import Invalid
+from holdfast.spark.sinks.api import (
+    OutputError,
+    OutputFull,
+    OutputNotOurs,
+    OutputReadOnly,
+    OutputTaken,
+    Part,
+)
+
+SCRATCH = "_holdfast"  # readers of a directory pass over names that begin with an underscore
+TEMPORARY = ".tmp"
+ROW_GROUP_ROWS = 1 << 17
+PAGE_BYTES = 1 << 20
+
+Step = Callable[[str], object]
+
+
+class PartFile(msgspec.Struct, frozen=True):
+    """A committed part. Without rows it has no file, and `path` is empty."""
+
+    path: str  # relative to the output
+    lo: int
+    hi: int
+    rows: int
+    bytes: int
+    sha256: str
+
+
+def no_step(_: str) -> None:
+    """Nobody listens."""
+
+
+def part_name(lo: int, hi: int, suffix: str = "") -> str:
+    return f"part-{lo:012d}-{hi:012d}{suffix}.parquet"
+
+
+def put_part(home: Path, name: str, part: Part, *, step: Step = no_step) -> PartFile:
+    """Write `part` as `home/name`. Durable once `home` is synced."""
+    if not part.table.num_rows:
+        return PartFile("", part.lo, part.hi, 0, 0, "")
+    temporary = home / SCRATCH / f"{name}.{os.getpid()}{TEMPORARY}"
+    try:
+        with HashedFile(temporary) as file:
+            write_rows(part.table, file)
+            step("write")
+            os.fsync(file.fileno())
+        step("fsync")
+        os.replace(temporary, home / name)
+    except FileNotFoundError as error:  # the `begin` of a successor swept it away
+        raise OutputTaken(path=str(home), lost=str(temporary)) from error
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    step("rename")
+    return PartFile(
+        name, part.lo, part.hi, part.table.num_rows, file.length, file.sha256.hexdigest()
+    )
+
+
+def write_rows(table: pa.Table, where: object) -> None:
+    packed = {f.name: "DELTA_BINARY_PACKED" for f in table.schema if _is_packed(f)}
+    try:
+        pq.write_table(
+            table,
+            where,
+            version="2.6",
+            data_page_version="1.0",
+            compression="snappy",
+            use_dictionary=[f.name for f in table.schema if _is_text(f.type)],
+            column_encoding=packed or None,
+            write_statistics=True,
+            row_group_size=ROW_GROUP_ROWS,
+            data_page_size=PAGE_BYTES,
+        )
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise Invalid(what="part", why=str(error)) from error
+
+
+def _is_packed(field: pa.Field) -> bool:
+    kind = field.type
+    return "." not in field.name and (  # a dot would also name the leaf of a nested column
+        pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+class HashedFile(io.FileIO):
+    """A new file that knows the hash and the length of what went into it."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "w")
+        self.sha256 = hashlib.sha256()
+        self.length = 0
+
+    def write(self, data: object, /) -> int:
+        left = memoryview(data).cast("B")  # type: ignore[arg-type]
+        size = len(left)
+        self.sha256.update(left)
+        self.length += size
+        while left:  # a nearly full disk takes a part of it, and says so at the next call
+            left = left[super().write(left) :]
+        return size
+
+
+# --- directories and what may be wrong with them -------------------------------------------------
+
+
+def make_directory(path: Path) -> None:
+    """`path` and its parents, each of them durable."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise OutputNotOurs(path=str(path), found="a file") from None
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def replace_file(path: Path, data: bytes, *, scratch: Path, step: Step = no_step) -> None:
+    """`path` holds its former bytes or `data`, never a mixture."""
+    temporary = scratch / f"{path.name}.{os.getpid()}{TEMPORARY}"
+    try:
+        with HashedFile(temporary) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+        step("head-fsync")
+        os.replace(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    step("head-rename")
+    sync_directory(path.parent)
+
+
+def drop_temporaries(scratch: Path) -> None:
+    """What a killed process left behind."""
+    for found in scratch.glob(f"*{TEMPORARY}"):
+        found.unlink(missing_ok=True)
+
+
+def is_scratch_only(path: Path) -> bool:
+    """Nothing is in `path` but what a `begin` that was killed can leave."""
+    scratch = path / SCRATCH
+    if os.listdir(path) not in ([], [SCRATCH]) or scratch.is_symlink() or scratch.is_file():
+        return False
+    return not scratch.exists() or all(n.endswith(TEMPORARY) for n in os.listdir(scratch))
+
+
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_NUMBERED = re.compile(r"os error (\d+)|code: (\d+)")  # how Rust tells of it
+
+
+@contextmanager
+def typed(path: Path | str) -> Iterator[None]:
+    """An error of the system becomes one that says which output it is, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise of_system(path, error.errno, str(error)) from error
+
+
+def of_system(path: Path | str, number: int | None, why: str) -> OutputError:
+    if number is None and (told := _NUMBERED.search(why)):
+        number = int(told[1] or told[2])
+    where, why = str(path), readable(why)
+    if number in _FULL:
+        return OutputFull(path=where, why=why)
+    if number in _READ_ONLY:
+        return OutputReadOnly(path=where, why=why)
+    return OutputError(path=where, why=why)
+
+
+def readable(why: str) -> str:
+    """On one line and without the colours in which the Delta library tells of errors."""
+    return " ".join(_COLOUR.sub("", why).split())

@@ -1,0 +1,444 @@
+"""Stage: a function over the rows of a DataFrame, each row once, whatever dies meanwhile.
+
+    stage = Stage("labels", classify, key="doc_id", schema="label string", store="./data",
+                  retry_on=(TimeoutError,), attempts=3, concurrency=16, rate_per_s=50)
+    run = stage.run(df, output="labels/")       # blocks; the same call again resumes, or does nothing
+    df.transform(stage).orderBy("label")        # the lazy form: evaluated twice, called once
+
+A name has one run at a time. What a run's outcomes mean must not change under its name: key, schema,
+batching, output and `version` are compared, and so is the input. How it gets there may change from
+one resume to the next: attempts, concurrency, rate, time-outs, and the function itself; say
+`version="2"` when old outcomes must not stand beside new ones.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+
+from holdfast import codec
+from holdfast.clock import SYSTEM
+from holdfast.errors import Invalid, NotFound
+from holdfast.ledger import runs
+from holdfast.ledger.classes import PAGE_ROWS, PAGE_ROWS_MAX, Policy
+from holdfast.spark import again, code, jobs
+from holdfast.spark.caller import is_async
+from holdfast.spark.engine import Duty
+from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
+from holdfast.spark.fingerprint import same_input
+from holdfast.spark.ingest import RESERVED, check_input
+from holdfast.spark.journal import schema_bytes
+from holdfast.spark.keeper import Keeper, new_token
+from holdfast.spark.lazy import lazily
+from holdfast.spark.plan import Plan
+from holdfast.spark.rows import arrow_schema
+from holdfast.spark.run import Drive, Run
+from holdfast.spark.service import Charge
+from holdfast.spark.sinks import Sink, open_sink
+from holdfast.store import open as open_store
+from holdfast.store.api import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+LOOPBACK = "127.0.0.1"
+BATCH_ROWS = 10_000
+FLUSH_ROWS = 100
+FILE_ROWS = 4 * PAGE_ROWS
+CONCURRENCY_MAX = 10_000
+
+# Stores and services of lazy forms, which live as long as the process.
+_open: dict[tuple[str, str], Keeper] = {}
+
+
+class Stage:
+    def __init__(
+        self,
+        name: str,
+        fn: Callable[..., Any],
+        *,
+        key: str | Sequence[str],
+        schema: str | StructType,
+        store: str | None = None,
+        retry_on: tuple[type[BaseException], ...] = (TimeoutError, ConnectionError),
+        attempts: int = 3,
+        retry_budget: int = 0,
+        concurrency: int = 1,
+        rate_per_s: float = 0,
+        timeout_s: float = 600,
+        batch: bool = False,
+        batch_rows: int = BATCH_ROWS,
+        flush_rows: int = FLUSH_ROWS,
+        file_rows: int = FILE_ROWS,
+        ahead_rows: int = 0,
+        lease_s: float = 15,
+        grace_s: float = 10,
+        on_fail: Literal["keep", "raise"] = "keep",
+        meta: bool = False,
+        version: str = "1",
+        tasks: int = 0,
+        ledger_host: str | None = None,
+        progress: Literal["auto", "terminal", "notebook", "plain", "quiet"] = "auto",
+    ) -> None:
+        self.name = name
+        self.fn = fn
+        self.key = [key] if isinstance(key, str) else list(key)
+        self.schema = schema
+        self.store = store
+        self.retry_on = _checked_errors(retry_on)
+        self.concurrency = _checked("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self.rate_per_s = _checked("rate_per_s", rate_per_s, 0)
+        self.timeout_s = _checked("timeout_s", timeout_s, 0.001)
+        self.batch_rows = _checked("batch_rows", batch_rows, 1, PAGE_ROWS_MAX) if batch else 0
+        self.flush_rows = _checked("flush_rows", flush_rows, 1, 100_000)
+        self.file_rows = _checked("file_rows", file_rows, 1)
+        self.on_fail = on_fail
+        self.meta = meta
+        self.version = version
+        self.tasks = _checked("tasks", tasks, 0)
+        self.ledger_host = ledger_host
+        self.progress = progress
+        if not name or len(name.encode()) > 150:
+            raise NotAStage(what="name", why="1 to 150 bytes", found=name)
+        if not callable(fn):
+            raise NotAStage(what="fn", why="not callable", found=type(fn).__name__)
+        if not self.key or not all(isinstance(one, str) and one for one in self.key):
+            raise NotAStage(what="key", why="the name of a column, or a list of them", found=key)
+        if on_fail not in ("keep", "raise"):
+            raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
+        # A page is made of whole batches.
+        pages = self.batch_rows * max(PAGE_ROWS // self.batch_rows, 1) if batch else PAGE_ROWS
+        self.policy = Policy(
+            attempts_max=attempts,
+            retries_max=retry_budget,
+            lease_ns=int(lease_s * 1e9),
+            grace_ns=int(grace_s * 1e9),
+            page_rows=pages,
+            batch_rows=self.batch_rows,
+            ahead_rows_max=ahead_rows,
+        )
+
+    # --- what users call --------------------------------------------------------------------
+
+    def run(
+        self,
+        df: DataFrame,
+        output: str | os.PathLike[str] | Sink | None = None,
+        *,
+        store: str | None = None,
+        fresh: bool = False,
+    ) -> Run:
+        """Run, or go on with, the run of this name; returns when every row is committed."""
+        spark = df.sparkSession
+        prepared = self._prepare(spark)
+        check_input(df, self.key)
+        sink = _sink_of(output)
+        home = self._open_store(store)
+        try:
+            record = None if fresh else home.read(runs.latest, self.name)
+            if record is not None and record.status is not runs.Status.INGESTING:
+                self._check_same(record, prepared, sink)
+                if not same_input(df, record.plan, record.input_hash):
+                    raise InputChanged(name=self.name, run_id=record.run_id)
+                done = self._settled(record, home, spark)
+                if done is not None:
+                    return done
+                if record.status is runs.Status.FINISHED:
+                    return self._retry(home, spark, record, prepared)
+            elif sink is not None:
+                sink.check_vacant()
+            return self._drive(home, spark, df, record, prepared, sink)
+        except BaseException:
+            home.close()
+            raise
+
+    def resume(self, spark: SparkSession | None = None, *, store: str | None = None) -> Run:
+        """Go on with the run of this name; its input was taken in before, so no DataFrame is needed."""
+        if spark is None:
+            from holdfast.spark.session import session
+
+            spark = session()
+        prepared = self._prepare(spark)
+        home = self._open_store(store)
+        try:
+            record = home.read(runs.latest, self.name)
+            if record is None:
+                raise NotFound(what="run", name=self.name)
+            if record.status is runs.Status.INGESTING:
+                raise Invalid(what="run", name=self.name, why="its input is not whole; use run(df)")
+            self._check_same(record, prepared, None)
+            done = self._settled(record, home, spark)
+            if done is not None:
+                return done
+            if record.status is runs.Status.FINISHED:
+                return self._retry(home, spark, record, prepared)
+            return self._drive(home, spark, None, record, prepared, None)
+        except BaseException:
+            home.close()
+            raise
+
+    def cancel(self, *, store: str | None = None) -> None:
+        """Ask the run of this name to stop: no row is begun any more, begun ones get their grace."""
+        with self._open_store(store) as home:
+            record = home.read(runs.latest, self.name)
+            if record is None:
+                raise NotFound(what="run", name=self.name)
+            home.transact(runs.request_cancel, record.run_id)
+
+    def explain(self, *, store: str | None = None) -> Plan:
+        """What a run would do now: run, reuse, retry. Prints as text."""
+        with self._open_store(store) as home:
+            return Plan.of(home, self.name)
+
+    def __call__(self, df: DataFrame) -> DataFrame:
+        """The lazy form, for `df.transform(stage)`: rows are taken in now, calls are made when the
+        result is evaluated, once, however often that is."""
+        spark = df.sparkSession
+        prepared = self._prepare(spark)
+        check_input(df, self.key)
+        home = self._open_store(None)
+        record = home.read(runs.latest, self.name)
+        if record is not None and record.status is not runs.Status.INGESTING:
+            self._check_same(record, prepared, None)
+            if not same_input(df, record.plan, record.input_hash):
+                raise InputChanged(name=self.name, run_id=record.run_id)
+            self._settled(record, home, spark)
+        place = (home.url, self.name)
+        keeper = _open.get(place)
+        if keeper is None:
+            keeper = self._keeper(home, spark, record, prepared, None)
+            atexit.register(keeper.leave)
+        drive = Drive(self.name, home, spark, keeper, mode=self.progress)
+        try:
+            drive.take_in(df, self.key)
+        except BaseException:
+            keeper.leave()
+            raise
+        _open[place] = keeper
+        found = drive.record()
+        return lazily(spark, found, self._duty(keeper, found, prepared), prepared.function,
+                      tasks=self.tasks or jobs.parallelism(spark), meta=self.meta)  # fmt: skip
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _prepare(self, spark: SparkSession) -> _Prepared:
+        schema = _struct(spark, self.schema)
+        taken = sorted((set(schema.names) & set(self.key)) | (set(schema.names) & RESERVED))
+        if taken or not schema.names:
+            why = "result columns must differ from the key and from ours, and there is at least one"
+            raise NotAStage(what="schema", why=why, found=taken)
+        if self.batch_rows and is_async(self.fn) and self.concurrency < 1:
+            raise NotAStage(what="concurrency", found=self.concurrency)
+        return _Prepared(schema, code.dump(self.fn, self.retry_on))
+
+    def _open_store(self, url: str | None) -> Store:
+        url = url or self.store
+        if not url:
+            raise NotAStage(
+                what="store", why="where outcomes are kept: Stage(store=) or run(store=)"
+            )
+        if url.startswith("memory:"):
+            raise NotAStage(
+                what="store", why="memory: is of one process; use a directory", found=url
+            )
+        return open_store(_absolute(url), bootstrap=True)
+
+    def _config(self, prepared: _Prepared, sink: Sink | None) -> dict[str, str]:
+        """What the outcomes of a run depend on."""
+        spec = dict(sink.spec()) if sink is not None else {}
+        return {
+            "key": ",".join(self.key),
+            "schema": prepared.schema.simpleString(),
+            "batch_rows": str(self.batch_rows),
+            "file_rows": str(self.file_rows),
+            "output": codec.pack(spec).hex() if spec else "",
+            "version": self.version,
+        }
+
+    def _check_same(self, record: runs.RunRecord, prepared: _Prepared, sink: Sink | None) -> None:
+        now = self._config(prepared, sink)
+        if sink is None:
+            now["output"] = record.config.get("output", "")
+        for what, found in now.items():
+            was = record.config.get(what, "")
+            if was != found:
+                if what == "output":
+                    was, found = _shown(was), _shown(found)
+                raise RunChanged(name=self.name, what=what, was=was, now=found)
+
+    def _settled(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run | None:
+        """The run as it is when it is over; None when there is work."""
+        if record.status is runs.Status.FINISHED and not record.retry_requested_ns:
+            return Run(record, home, spark, on_fail=self.on_fail)
+        if record.status is runs.Status.CANCELLED:
+            raise RunCancelled(name=self.name, run_id=record.run_id)
+        if record.status is runs.Status.HALTED:
+            raise RunHalted(name=self.name, run_id=record.run_id, why=record.halted)
+        return None
+
+    def _drive(
+        self,
+        home: Store,
+        spark: SparkSession,
+        df: DataFrame | None,
+        record: runs.RunRecord | None,
+        prepared: _Prepared,
+        sink: Sink | None,
+    ) -> Run:
+        with self._keeper(home, spark, record, prepared, sink) as keeper:
+            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
+            with drive:
+                if df is not None:
+                    drive.take_in(df, self.key)
+                found = drive.record()
+                duty = self._duty(keeper, found, prepared)
+                drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
+                found = drive.record()
+        return Run(found, home, spark, on_fail=self.on_fail)
+
+    def _retry(
+        self, home: Store, spark: SparkSession, old: runs.RunRecord, prepared: _Prepared
+    ) -> Run:
+        """A run over the rows that failed, as `holdfast runs retry` asked for."""
+        number = len(again.chain(home, old))
+        record = msgspec.structs.replace(
+            self._new_record(home, prepared, None),
+            config=old.config,
+            sink=again.sink_of(again.chain(home, old)[-1], number),
+            retry_of=old.run_id,
+        )
+        with self._keep(home, spark, record, new=True) as keeper:
+            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
+            with drive:
+                drive.take_failed(old)
+                duty = self._duty(keeper, drive.record(), prepared)
+                drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
+                found = drive.record()
+        return Run(found, home, spark, on_fail=self.on_fail)
+
+    def _keeper(
+        self,
+        home: Store,
+        spark: SparkSession,
+        record: runs.RunRecord | None,
+        prepared: _Prepared,
+        sink: Sink | None,
+    ) -> Keeper:
+        new = record is None or record.status is runs.Status.INGESTING
+        if new:
+            record = self._new_record(home, prepared, sink)
+        assert record is not None
+        return self._keep(home, spark, record, new=new)
+
+    def _keep(
+        self, home: Store, spark: SparkSession, record: runs.RunRecord, *, new: bool
+    ) -> Keeper:
+        charge = Charge(
+            store=home.url,
+            token=new_token(),
+            host=self.ledger_host or _host(spark),
+            port=0,
+            record=codec.pack(record),
+            new=new,
+            again=False,
+            file_rows=self.file_rows,
+            rate_per_s=float(self.rate_per_s),
+        )
+        return Keeper(home, charge)
+
+    def _new_record(self, home: Store, prepared: _Prepared, sink: Sink | None) -> runs.RunRecord:
+        return runs.RunRecord(
+            run_id=SYSTEM.entropy(10).hex(),
+            name=self.name,
+            created_ns=home.now_ns(),
+            generation=home.generation,
+            key=self.key,
+            result_schema=schema_bytes(arrow_schema(prepared.schema)),
+            config=self._config(prepared, sink),
+            sink=dict(sink.spec()) if sink is not None else {},
+            policy=self.policy,
+        )
+
+    def _duty(self, keeper: Keeper, record: runs.RunRecord, prepared: _Prepared) -> Duty:
+        return Duty(
+            address=keeper.address,
+            run_id=record.run_id,
+            lo=0,
+            hi=-1,
+            schema=prepared.schema.json(),
+            concurrency=self.concurrency,
+            flush_rows=self.flush_rows,
+            batch_rows=self.batch_rows,
+            rate=bool(self.rate_per_s),
+            timeout_s=self.timeout_s,
+        )
+
+
+class _Prepared(msgspec.Struct, frozen=True):
+    schema: Any  # StructType
+    function: bytes
+
+
+def _struct(spark: SparkSession, schema: str | StructType) -> StructType:
+    from pyspark.sql.types import StructType
+
+    if isinstance(schema, StructType):
+        return schema
+    if not isinstance(schema, str):
+        raise NotAStage(what="schema", why="DDL or StructType", found=type(schema).__name__)
+    try:
+        return spark.createDataFrame([], schema).schema
+    except Exception as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotAStage(what="schema", why=why, found=schema) from None
+
+
+def _sink_of(output: str | os.PathLike[str] | Sink | None) -> Sink | None:
+    if output is None:
+        return None
+    if isinstance(output, str | os.PathLike):
+        return open_sink({"kind": "parquet", "path": os.fspath(output)})
+    return output
+
+
+def _host(spark: SparkSession) -> str:
+    """Where executors reach this machine: the loopback unless the driver is reached elsewhere."""
+    if jobs.is_connect(spark):
+        return LOOPBACK
+    host = str(spark.conf.get("spark.driver.host", LOOPBACK))
+    return LOOPBACK if host in ("localhost", "") else host
+
+
+def _absolute(url: str) -> str:
+    scheme, colon, rest = url.partition(":")
+    if not colon:
+        return str(Path(url).absolute())
+    return f"lmdb:{Path(rest).absolute()}" if scheme == "lmdb" else url
+
+
+def _shown(packed: str) -> str:
+    return str(codec.unpack(bytes.fromhex(packed)).get("path", "")) if packed else "nowhere"
+
+
+def _checked(what: str, found: Any, low: float, high: float | None = None) -> Any:
+    if not isinstance(found, int | float) or isinstance(found, bool):
+        raise NotAStage(what=what, why="a number", found=found)
+    if found < low or (high is not None and found > high):
+        raise NotAStage(what=what, why="out of bounds", found=found, min=low, max=high)
+    return found
+
+
+def _checked_errors(kinds: Any) -> tuple[type[BaseException], ...]:
+    if isinstance(kinds, type) and issubclass(kinds, BaseException):
+        return (kinds,)
+    if isinstance(kinds, tuple | list) and all(
+        isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
+    ):
+        return tuple(kinds)
+    raise NotAStage(what="retry_on", why="exception classes", found=kinds)

@@ -1,0 +1,171 @@
+"""What runs in Spark's Python worker: it keeps a child at work, and yields what is asked for.
+
+User code runs in the child alone, so a row that kills its interpreter costs a child, not the Spark
+task and not the job, in `local[2]` as on a cluster. When a child dies its rows are reclaimed by the
+service and another child goes on; one that dies again and again without a single report is a
+fault of the set-up, and the task fails with what it said.
+
+The idle child outlives the task: Spark reuses its workers, and the next task finds the interpreter
+warm. It dies with the worker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.errors import StoreError
+from holdfast.spark import wire
+from holdfast.spark.child import Verdict, frame
+from holdfast.spark.client import Client
+from holdfast.spark.engine import Duty
+from holdfast.spark.rows import table_of
+
+# Deaths in a row of children that reported nothing: then it is not a row's fault.
+BARREN_DEATHS_MAX = 5
+FETCH_ROWS = 65_536
+
+_idle: list[Child] = []
+
+
+class ChildFailed(StoreError):
+    code = "child_failed"
+    hint = "see the executor's log for what the child process wrote"
+
+
+class Child:
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.spark.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def do(self, duty: Duty, function: bytes) -> Verdict | None:
+        """How the duty ended; None when the child died over it."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        try:
+            self._process.stdin.write(frame(duty, function))
+            self._process.stdin.flush()
+            size = self._process.stdout.read(4)
+            if len(size) < 4:
+                return None
+            data = self._process.stdout.read(*struct.unpack("<I", size))
+            return msgspec.msgpack.decode(data, type=Verdict)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> int:
+        """Make sure that it is gone; its exit code, negative for a signal."""
+        with contextlib.suppress(OSError):
+            self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
+        return self._process.wait()
+
+
+def warm(count: int = 1) -> None:
+    """Have children ready: called while the input is read, so that no task waits for one."""
+    while len(_idle) < count:
+        _idle.append(Child())
+
+
+def take_child() -> Child:
+    while _idle:
+        child = _idle.pop(0)
+        if child.alive():
+            return child
+        child.end()
+    return Child()
+
+
+def run_duty(duty: Duty, function: bytes) -> str:
+    """Keep a child at it until the rows of the duty are done; over or stop."""
+    deaths = barren = 0
+    before = b""
+    while True:
+        child = take_child()
+        verdict = child.do(msgspec.structs.replace(duty, deaths=deaths), function)
+        if verdict is not None and verdict.state != "failed":
+            _idle.append(child)
+            return verdict.state
+        status = child.end()
+        if verdict is not None:
+            raise ChildFailed(code_of_cause=verdict.code, why=verdict.error)
+        deaths += 1
+        # The next one may go the same way: its successor starts up meanwhile.
+        warm(2)
+        now = _position(duty)
+        barren = barren + 1 if now == before else 0
+        before = now
+        if barren >= BARREN_DEATHS_MAX:
+            raise ChildFailed(why="children die before they begin a row", exit_status=status)
+        print(f"holdfast: a child ended with {status}, starting another", file=sys.stderr)
+
+
+def _position(duty: Duty) -> bytes:
+    """Something that changes whenever the ledger moves."""
+    with Client(duty.address, "task") as client:
+        answer, _ = client.ask(wire.Status())
+        return bytes(answer.position)
+
+
+class Pull(msgspec.Struct, frozen=True):
+    """The body of a `run` job: every task pulls rows until the ledger has none left."""
+
+    duty: Duty
+    function: bytes
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts = [part for batch in batches for part in batch.column(0).to_pylist()]
+        for part in parts:
+            state = run_duty(self.duty, self.function)
+            yield pa.RecordBatch.from_pydict({"part": [part], "state": [state]})
+
+
+class Ranges(msgspec.Struct, frozen=True):
+    """The body of the lazy form: a task covers fixed rows, works what is left, yields the results."""
+
+    duty: Duty
+    function: bytes
+    ranges: list[tuple[int, int]]
+    schema: bytes
+    meta: bool
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        parts = [part for batch in batches for part in batch.column(0).to_pylist()]
+        schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        for part in parts:
+            lo, hi = self.ranges[part]
+            duty = msgspec.structs.replace(self.duty, lo=lo, hi=hi)
+            run_duty(duty, self.function)
+            with Client(duty.address, "task") as client:
+                yield from self._fetch(client, lo, hi, schema)
+
+    def _fetch(
+        self, client: Client, lo: int, hi: int, schema: pa.Schema
+    ) -> Iterator[pa.RecordBatch]:
+        for at in range(lo, hi, FETCH_ROWS):
+            answer, data = client.ask(wire.Outcomes(at, min(at + FETCH_ROWS, hi), self.meta))
+            if not answer.ready:
+                raise ChildFailed(why="rows of this task are not finished", lo=lo, hi=hi)
+            table = table_of(data)
+            yield from table.cast(schema).to_batches()

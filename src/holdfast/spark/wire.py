@@ -1,0 +1,285 @@
+"""What tasks and the ledger service say to each other: frames over TCP.
+
+A frame is two little-endian u32 (the length of the header, of the attachment), a msgpack header
+and raw bytes. Headers are typed structs, so a message that does not fit is `Invalid`, never half
+understood; nothing is ever unpickled. One request has one answer, in order, per connection, and
+that is the back-pressure: who has not read its answer sends nothing more.
+
+The first frame of a connection is a `Hello` with the token of the run. The token reaches the tasks
+inside the pickled function that Spark ships, not through Spark's configuration, which its web page
+shows to everybody.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from typing import Any, Final
+
+import msgspec
+
+from holdfast.errors import HoldfastError, Invalid, from_wire, to_wire
+from holdfast.ledger.ranges import Range
+from holdfast.ledger.records import Done, Part
+
+FRAME_BYTES_MAX: Final = 1 << 30
+_LENGTHS: Final = struct.Struct("<II")
+
+
+class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """A header. Fields are positional on the wire."""
+
+
+# --- what is asked ------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    token: str
+    owner: str
+
+
+class Other(Message, frozen=True):
+    """A row that ended without a result: skipped or failed. `state` is its ledger state."""
+
+    seq: int
+    state: int
+    error_class: int
+    error: str
+    delay_ns: int = 0
+
+
+class Move(Message, frozen=True):
+    """News of one grant: what ended, what begins. Results are in the attachment, `size` bytes."""
+
+    epoch: int
+    n: int
+    digest: bytes
+    done: list[Done]
+    begin: list[Range]
+    seqs: bytes
+    lo: int
+    others: list[Other]
+    size: int
+
+
+class Claim(Message, frozen=True):
+    """Ask for rows in [lo, hi); `begin` of the first are begun at once. hi = -1: to the end."""
+
+    rows: int
+    begin: int
+    lo: int = 0
+    hi: int = -1
+
+
+class Step(Message, frozen=True):
+    """Report and ask in one frame, one commit. `wait_ms` only for who holds no grant."""
+
+    moves: list[Move]
+    claim: Claim | None
+    wait_ms: int
+    calls: int
+    cost: float
+    latency: list[int]
+
+
+class Beat(Message, frozen=True):
+    epochs: list[int]
+
+
+class Tokens(Message, frozen=True):
+    """Leave to start so many calls, under the stage's rate."""
+
+    count: int
+
+
+class PutBlock(Message, frozen=True):
+    """The attachment is a block of the input."""
+
+
+class Outcomes(Message, frozen=True):
+    """The results of [lo, hi), which is final."""
+
+    lo: int
+    hi: int
+    meta: bool
+
+
+class Seal(Message, frozen=True):
+    """The input is whole: these blocks, in this order; merge them first when they overlap."""
+
+    blocks: list[tuple[int, int]]
+    merge: bool
+    staged: list[tuple[int, int, int, bytes]]
+    schema: bytes
+    input_hash: str
+    plan: str
+
+
+class Status(Message, frozen=True):
+    pass
+
+
+class Cancel(Message, frozen=True):
+    pass
+
+
+class Leave(Message, frozen=True):
+    """Stop serving, in good order: what is pending is committed, the lease is given back."""
+
+
+Request = Hello | Step | Beat | Tokens | PutBlock | Outcomes | Seal | Status | Cancel | Leave
+
+# --- what is answered ---------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True):
+    run_id: str
+    size: int
+    lease_ns: int
+
+
+class Moved(Message, frozen=True):
+    """Of one move: `lost` when the grant is no longer ours; else what it still holds."""
+
+    lost: bool
+    left: int
+    stop: str
+
+
+class Granted(Message, frozen=True):
+    epoch: int
+    parts: list[Part]
+    begun: int
+    alone: bool
+
+
+class Stepped(Message, frozen=True):
+    """`state` says what became of the claim: granted, wait, over, stop. Input in the attachment."""
+
+    moved: list[Moved]
+    state: str
+    grant: Granted | None
+    wait_ms: int
+    why: str
+
+
+class Beaten(Message, frozen=True):
+    lost: list[int]
+
+
+class Allowed(Message, frozen=True):
+    count: int
+    wait_ms: int
+
+
+class Block(Message, frozen=True):
+    n: int
+
+
+class Table(Message, frozen=True):
+    """An Arrow stream in the attachment, or `ready` is false: rows of it are still at work."""
+
+    ready: bool
+
+
+class Sealed(Message, frozen=True):
+    size: int
+
+
+class Stand(Message, frozen=True):
+    """How the run stands. `progress` is a packed ledger.runs.Progress; `position` changes as the
+    ledger moves, and with nothing else."""
+
+    status: str
+    halted: str
+    over: bool
+    error: list[Any] | None
+    progress: bytes
+    position: bytes
+
+
+class Ok(Message, frozen=True):
+    pass
+
+
+class Refused(Message, frozen=True):
+    error: list[Any]
+
+
+Answer = Welcome | Stepped | Beaten | Allowed | Block | Table | Sealed | Stand | Ok | Refused
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_request: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)
+_decode_answer: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
+
+Bytes = bytes | bytearray | memoryview
+
+
+def send(line: socket.socket, message: Message, *attached: Bytes) -> None:
+    head = _encode(message)
+    size = sum(len(part) for part in attached)
+    if size > FRAME_BYTES_MAX:
+        raise Invalid(what="frame", bytes=size, max=FRAME_BYTES_MAX)
+    line.sendall(_LENGTHS.pack(len(head), size) + head)
+    for part in attached:
+        if len(part):
+            line.sendall(part)
+
+
+def receive_request(
+    line: socket.socket, bytes_max: int = FRAME_BYTES_MAX
+) -> tuple[Any, memoryview]:
+    return _receive(line, _decode_request, bytes_max)
+
+
+def receive_answer(line: socket.socket) -> tuple[Any, memoryview]:
+    """The answer; what was refused is raised here."""
+    answer, attached = _receive(line, _decode_answer, FRAME_BYTES_MAX)
+    if isinstance(answer, Refused):
+        raise from_wire(answer.error)
+    return answer, attached
+
+
+def refused(error: HoldfastError) -> Refused:
+    return Refused(_plain(to_wire(error)))
+
+
+class Closed(ConnectionError):
+    """The other side hung up between frames."""
+
+
+def _receive(
+    line: socket.socket, decoder: msgspec.msgpack.Decoder[Any], bytes_max: int
+) -> tuple[Any, memoryview]:
+    head_size, size = _LENGTHS.unpack(_exactly(line, _LENGTHS.size))
+    if head_size > bytes_max or size > bytes_max:
+        raise Invalid(what="frame", bytes=max(head_size, size), max=bytes_max)
+    head = _exactly(line, head_size)
+    try:
+        message = decoder.decode(head)
+    except msgspec.MsgspecError as error:
+        raise Invalid(what="frame", why=str(error)) from None
+    return message, _exactly(line, size)
+
+
+def _exactly(line: socket.socket, size: int) -> memoryview:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    at = 0
+    while at < size:
+        got = line.recv_into(view[at:])
+        if not got:
+            raise Closed("the connection was closed")
+        at += got
+    return view
+
+
+def _plain(value: Any) -> Any:
+    """Fields of an error as msgpack can carry them."""
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str | bytes):
+        return value
+    return str(value)

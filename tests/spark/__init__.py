@@ -1,0 +1,1 @@
+"""Stages on Spark: real sessions, a real cluster, real Connect servers."""

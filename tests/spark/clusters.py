@@ -1,0 +1,263 @@
+"""Real Spark for tests, from the PySpark wheel alone: a standalone cluster, and a Connect server.
+
+    with cluster(tmp_path) as spark_cluster:
+        spark = session(spark_cluster.url, config=spark_cluster.config)
+        [first, second] = spark_cluster.executors()
+        os.kill(first.pid, signal.SIGKILL)
+
+- All of it listens on the loopback address, on ports that the kernel chose.
+- Nothing polls for readiness: the log of a daemon is its stdout, and `Proc.expect` waits for the line
+  that tells it. A failure shows the last lines of that log.
+- A daemon and all below it end with the `with` block. If the test run itself is killed, the kernel
+  kills the daemons, and an executor ends when its Worker is gone.
+- `pythons(pid)` is what a Spark JVM runs: daemons, the workers they fork, and the children of those.
+"""
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyspark
+
+from holdfast.spark.java import find
+from tests.processes import ROOT, Proc
+
+LOOPBACK = "127.0.0.1"
+START_TIMEOUT_S = 60.0
+DAEMON_MEMORY = "256m"
+DRIVER_MEMORY = "1g"
+# Short-lived JVMs: compile little, collect with one thread.
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+
+WHEEL = Path(pyspark.__file__).parent
+EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
+CHILD = "holdfast.spark.child"
+
+# Die with the parent (PR_SET_PDEATHSIG, SIGKILL), log to stdout, become the program.
+ATTACHED = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.dup2(1, 2); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
+
+
+# --- a standalone cluster -----------------------------------------------------------------------
+
+
+@dataclass
+class Cluster:
+    url: str  # spark://127.0.0.1:...
+    master: Proc
+    workers: list[Proc] = field(default_factory=list)
+    config: dict[str, str] = field(default_factory=dict)  # for a session that uses all of it
+
+    def executors(self, app_id: str | None = None) -> list["Executor"]:
+        """The executors that live now, of all Workers; by executor id."""
+        table = _processes()
+        found = [
+            Executor.of(pid, table)
+            for worker in self.workers
+            for pid in _below(worker.pid, table)
+            if EXECUTOR in table[pid].args
+        ]
+        found = [executor for executor in found if app_id in (None, executor.app_id)]
+        return sorted(found, key=lambda executor: executor.executor_id)
+
+
+@dataclass(frozen=True)
+class Pythons:
+    """The Python processes below a Spark JVM."""
+
+    daemons: tuple[int, ...]  # pyspark.daemon
+    workers: tuple[int, ...]  # what a daemon forked
+    children: tuple[int, ...]  # what runs a stage's function for a worker
+
+
+@dataclass(frozen=True)
+class Executor:
+    pid: int
+    worker_pid: int
+    app_id: str
+    executor_id: int
+    pythons: Pythons
+
+    @classmethod
+    def of(cls, pid: int, table: Mapping[int, "_Process"]) -> "Executor":
+        args = table[pid].args
+        app_id = args[args.index("--app-id") + 1]
+        executor_id = int(args[args.index("--executor-id") + 1])
+        return cls(pid, table[pid].parent, app_id, executor_id, _pythons(pid, table))
+
+
+@contextlib.contextmanager
+def cluster(
+    directory: Path,
+    *,
+    workers: int = 2,
+    cores: int = 1,
+    memory_mib: int = 1024,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[Cluster]:
+    """A Master and its Workers, all registered; their files go below `directory`."""
+    with contextlib.ExitStack() as stack:
+        master = stack.enter_context(
+            _daemon(
+                "spark-class",
+                "org.apache.spark.deploy.master.Master",
+                *("--host", LOOPBACK, "--port", "0", "--webui-port", "0"),
+                directory=directory / "master",
+                env=env,
+            )
+        )
+        url = re.search(r"spark://\S+", master.expect("Starting Spark master at", START_TIMEOUT_S))
+        assert url
+        made = Cluster(url[0], master, config=_whole(workers, cores, memory_mib))
+        for number in range(workers):
+            made.workers.append(
+                stack.enter_context(
+                    _daemon(
+                        "spark-class",
+                        "org.apache.spark.deploy.worker.Worker",
+                        *("--host", LOOPBACK, "--port", "0", "--webui-port", "0"),
+                        *("--cores", str(cores), "--memory", f"{memory_mib}m"),
+                        *("--work-dir", str(directory / f"work-{number}")),
+                        url[0],
+                        directory=directory / f"worker-{number}",
+                        env=env,
+                    )
+                )
+            )
+        for worker in made.workers:
+            worker.expect("Successfully registered with master", START_TIMEOUT_S)
+        yield made
+
+
+def _whole(workers: int, cores: int, memory_mib: int) -> dict[str, str]:
+    return {
+        "spark.cores.max": str(workers * cores),
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.executor.cores": str(cores),
+        "spark.executor.extraJavaOptions": JVM_OPTIONS,
+        "spark.executor.memory": f"{memory_mib // 2}m",
+        # The first job too runs on all executors.
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{START_TIMEOUT_S:.0f}s",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.ui.enabled": "false",
+    }
+
+
+# --- a Connect server ---------------------------------------------------------------------------
+
+
+@dataclass
+class ConnectServer:
+    url: str  # sc://127.0.0.1:...
+    server: Proc
+
+
+@contextlib.contextmanager
+def connect_server(
+    directory: Path,
+    *,
+    master: str = "local[2]",
+    config: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None,
+) -> Iterator[ConnectServer]:
+    """A Spark Connect server that asks for no token; its own Spark driver runs on `master`."""
+    if not list(WHEEL.glob("jars/spark-connect_*.jar")):
+        raise AssertionError(
+            "this PySpark has no Connect server: pip install 'pyspark[connect]>=4.1'"
+        )
+    settings = {
+        "spark.connect.grpc.binding.address": LOOPBACK,
+        "spark.connect.grpc.binding.port": "0",
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.driver.extraJavaOptions": JVM_OPTIONS,
+        "spark.ui.enabled": "false",
+        **(config or {}),
+    }
+    with _daemon(
+        "spark-submit",
+        *("--class", "org.apache.spark.sql.connect.service.SparkConnectServer"),
+        *("--master", master),
+        *(word for item in settings.items() for word in ("--conf", "=".join(item))),
+        "spark-internal",
+        directory=directory,
+        # To Spark this is a daemon as well: it takes its memory from there.
+        env={"SPARK_DAEMON_MEMORY": DRIVER_MEMORY, **(env or {})},
+    ) as server:
+        line = server.expect("Spark Connect server started at", START_TIMEOUT_S)
+        port = re.search(r":(\d+)\D*$", line)
+        assert port, line
+        yield ConnectServer(f"sc://{LOOPBACK}:{port[1]}", server)
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+def pythons(pid: int) -> Pythons:
+    """The Python processes below `pid`: an executor, a local driver, or whatever started one."""
+    return _pythons(pid, _processes())
+
+
+def _daemon(program: str, *args: str, directory: Path, env: Mapping[str, str] | None) -> Proc:
+    directory.mkdir(parents=True, exist_ok=True)
+    found = find(os.environ)
+    settings = {
+        "SPARK_HOME": str(WHEEL),
+        "SPARK_LOCAL_IP": LOOPBACK,
+        "SPARK_LOCAL_DIRS": str(directory),
+        "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+        "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+        "PYSPARK_PYTHON": sys.executable,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")]),
+        **({"JAVA_HOME": found.home} if found.home else {}),
+        **(env or {}),
+    }
+    command = [sys.executable, "-c", ATTACHED, str(WHEEL / "bin" / program), *args]
+    return Proc.spawn(command, ready=None, env=settings, cwd=directory)
+
+
+@dataclass(frozen=True)
+class _Process:
+    parent: int
+    args: list[str]
+
+
+def _processes() -> dict[int, _Process]:
+    """Every live process of this machine, read once, so that a walk sees one moment."""
+    table = {}
+    for entry in os.listdir("/proc"):
+        if not entry.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            stat = Path(f"/proc/{entry}/stat").read_bytes().rpartition(b")")[2].split()
+            if stat[0] not in (b"Z", b"X"):
+                args = Path(f"/proc/{entry}/cmdline").read_bytes().decode("utf-8", "replace")
+                table[int(entry)] = _Process(int(stat[1]), args.split("\0"))
+    return table
+
+
+def _below(pid: int, table: Mapping[int, _Process]) -> list[int]:
+    """The descendants of `pid`, parents before their children."""
+    found = [pid]
+    for parent in found:
+        found += sorted(each for each, process in table.items() if process.parent == parent)
+    return found[1:]
+
+
+def _pythons(pid: int, table: Mapping[int, _Process]) -> Pythons:
+    below = _below(pid, table)
+    # A daemon's workers are its forks, and look like it.
+    alike = [each for each in below if "pyspark.daemon" in table[each].args]
+    daemons = [each for each in alike if table[each].parent not in alike]
+    workers = [each for each in alike if each not in daemons]
+    children = [each for each in below if CHILD in table[each].args]
+    return Pythons(tuple(daemons), tuple(workers), tuple(children))

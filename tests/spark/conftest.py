@@ -1,0 +1,51 @@
+"""What the Spark tests share: one local session a module, and workers that can import the tests.
+
+A missing part is a failure, never a skip: the error names the command that installs it. A process
+holds one SparkContext, so a module uses the `spark` fixture, or a cluster, or Connect, not two.
+"""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.spark.session import session
+from tests.processes import ROOT
+from tests.spark.clusters import connect_server
+
+LOCAL = {
+    "spark.driver.memory": "1g",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _importable_tests() -> Iterator[None]:
+    """Spark's workers import a test's functions by name, from where this process does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
+        patch.delenv("SPARK_REMOTE", raising=False)
+        yield
+
+
+@pytest.fixture(scope="module")
+def spark() -> Iterator[SparkSession]:
+    """A classic session on two cores of this machine."""
+    made = session("local[2]", app="tests", config=LOCAL)
+    yield made
+    made.stop()
+
+
+@pytest.fixture(scope="module")
+def connected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A Connect session on a server of its own, on two cores of this machine."""
+    directory: Path = tmp_path_factory.mktemp("connect")
+    with connect_server(directory) as server, pytest.MonkeyPatch.context() as patch:
+        # PySpark marks the whole process as remote; the next module may want a classic session.
+        patch.setenv("SPARK_CONNECT_MODE_ENABLED", "1")
+        made = session(connect=server.url, app="tests")
+        yield made
+        made.stop()

@@ -1,0 +1,51 @@
+"""The cluster and the Connect server that the other Spark tests stand on do run Spark jobs."""
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from holdfast.spark.session import session
+from tests.spark.clusters import cluster
+
+COUNTS = "pid long, parent long, total long"
+
+
+def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    total = sum(batch.num_rows for batch in batches)
+    yield pa.RecordBatch.from_pydict(
+        {"pid": [os.getpid()], "parent": [os.getppid()], "total": [total]}
+    )
+
+
+def test_a_cluster_of_two_workers_runs_a_job_on_both_and_shows_its_processes(
+    tmp_path: Path,
+) -> None:
+    with cluster(tmp_path) as two_workers:
+        spark = session(two_workers.url, app="tests", config=two_workers.config)
+        try:
+            rows = spark.range(0, 1000, 1, 2).mapInArrow(count, COUNTS).collect()
+            app_id = spark.conf.get("spark.app.id")
+            executors = two_workers.executors(app_id)
+        finally:
+            spark.stop()
+
+    assert [row.total for row in rows] == [500, 500]
+    assert {executor.worker_pid for executor in executors} == {
+        worker.pid for worker in two_workers.workers
+    }
+    assert {row.parent for row in rows} == {
+        pid for executor in executors for pid in executor.pythons.daemons
+    }
+    assert {row.pid for row in rows} == {
+        pid for executor in executors for pid in executor.pythons.workers
+    }
+    assert two_workers.executors() == []
+
+
+def test_a_connect_server_runs_a_job(connected: SparkSession) -> None:
+    rows = connected.range(0, 1000, 1, 2).mapInArrow(count, COUNTS).collect()
+    assert [row.total for row in rows] == [500, 500]
+    assert session() is connected

@@ -1,0 +1,241 @@
+"""The report of a run: one page, complete and safe, whatever is stored in it."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clock import S
+from holdfast.ledger.failures import FailedRow
+from holdfast.ledger.runs import Progress, RunRecord, Status
+from holdfast.spark import plots, report
+from holdfast.spark.plots import Column, Line
+from holdfast.spark.report import Report
+
+START_NS = 1_790_000_000 * S
+EVIL = '<script>alert(\'x\')</script><img src=x onerror="y">\x1b[31m\x00 & "quoted"'
+
+VOID = {"meta", "img", "br", "line", "rect", "polygon", "polyline"}
+
+
+class Page(HTMLParser):
+    """What a browser would make of it: the elements, the text, and whether they nest."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words: list[str] = []
+        self.open: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["style"]:
+            self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words)
+
+    def count(self, tag: str) -> int:
+        return sum(1 for name, _ in self.tags if name == tag)
+
+
+def record(**more: Any) -> RunRecord:
+    given: dict[str, Any] = {
+        "run_id": "r-1",
+        "name": "labels",
+        "status": Status.FINISHED,
+        "created_ns": START_NS,
+        "finished_ns": START_NS + 100 * S,
+        "size": 1000,
+        "key": ["doc_id"],
+        "config": {"attempts": "3"},
+        "sink": {"kind": "parquet", "path": "/data/labels"},
+    }
+    return RunRecord(**given | more)
+
+
+def progress(**more: Any) -> Progress:
+    given: dict[str, Any] = {
+        "started_ns": START_NS,
+        "updated_ns": START_NS + 100 * S,
+        "counts": [0, 0, 0, 0, 0, 0, 0, 1000],
+        "ended": [900, 60, 40, 0],
+        "calls": 1010,
+        "reused": 25,
+        "cost": 12.5,
+        "series": [(t * 1000, t * 9, t * 2 // 5, t * 3 // 5, 16, t / 8) for t in range(101)],
+        "latency_log2_us": [0] * 12 + [10, 900, 90, 10],
+        "errors": [(1, "TimeoutError: slow", 30), (4, "ValueError: bad", 10)],
+    }
+    return Progress(**given | more)
+
+
+def page(record: RunRecord, progress: Progress, sample: list[FailedRow] | None = None) -> Page:
+    return Page(report.html(record, progress, failed_sample=sample or []))
+
+
+def test_the_page_shows_figures_plots_errors_and_the_next_step() -> None:
+    seen = page(record(), progress(), [FailedRow(7, "doc-7", 3, 4, "ValueError: bad")])
+    assert seen.count("svg") == 6
+    for words in (
+        "Rows over time",
+        "Throughput",
+        "In flight",
+        "Cost over time",
+        "Time of a call",
+        "Failures by class",
+        "finished",
+        "1,010",
+        "12.50",
+        "TimeoutError: slow",
+        "doc-7",
+        "/data/labels (parquet)",
+        "holdfast runs failed labels",
+    ):
+        assert words in seen.text
+
+
+def test_a_run_that_has_just_begun_has_a_page_too() -> None:
+    seen = page(record(status=Status.INGESTING, size=0, finished_ns=0, sink={}), Progress())
+    assert seen.count("svg") == 0
+    assert "ingesting" in seen.text
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_every_status_has_a_page(status: Status) -> None:
+    assert status.value in page(record(status=status), progress()).text
+
+
+def test_without_cost_there_is_no_money() -> None:
+    series = [(*point[:5], 0.0) for point in progress().series]
+    seen = page(record(), progress(cost=0.0, series=series))
+    assert "ost" not in seen.text.replace("Most", "")
+
+
+def test_nothing_that_is_stored_becomes_markup() -> None:
+    evil = record(
+        run_id=EVIL,
+        name=EVIL,
+        status=Status.HALTED,
+        halted=EVIL,
+        key=[EVIL],
+        config={EVIL: EVIL},
+        input_hash=EVIL,
+        retry_of=EVIL,
+        sink={"kind": EVIL, "path": EVIL},
+    )
+    told = progress(errors=[(1, EVIL, 3), (99, EVIL, 1)])
+    seen = page(evil, told, [FailedRow(1, EVIL, 1, 4, EVIL)])
+    assert seen.count("script") == seen.count("img") == 0
+    assert not any(name.startswith("on") for _, attrs in seen.tags for name in attrs)
+    assert "alert('x')" in seen.text
+    assert not {"\x1b", "\x00"} & set(seen.text)
+
+
+def test_a_cell_of_a_notebook_holds_the_page_in_a_frame_of_its_own() -> None:
+    told = Report(record(name=EVIL), progress())
+    [(tag, attrs)] = Page(told._repr_html_()).tags
+    assert tag == "iframe"
+    assert "sandbox" in attrs
+    assert attrs["srcdoc"] == told.html
+
+
+def test_the_page_loads_nothing() -> None:
+    text = report.html(record(), progress(), failed_sample=[])
+    assert "default-src 'none'" in text
+    assert not re.search(r"https?://|url\(|@import|<script|<link", text)
+
+
+def test_both_light_and_dark_are_drawn() -> None:
+    assert "prefers-color-scheme:dark" in report.html(record(), progress(), failed_sample=[])
+
+
+def test_a_long_run_has_a_page_of_bounded_size() -> None:
+    series = [(t * 1000, t, 0, 0, 16, t / 8) for t in range(20_000)]
+    errors = [(1, "x" * 100_000, 1)] * 20
+    sample = [FailedRow(n, "k" * 1000, 1, 1, "y" * 100_000) for n in range(1000)]
+    text = report.html(record(), progress(series=series, errors=errors), failed_sample=sample)
+    assert len(text) < 250_000
+
+
+def test_as_text_it_is_a_few_lines() -> None:
+    lines = str(Report(record(), progress(), store="./data")).splitlines()
+    assert lines[0] == "labels: finished, run r-1"
+    assert "1,000: 900 done, 40 failed, 60 skipped" in lines[1]
+    assert lines[-1].endswith("holdfast runs retry labels --store ./data")
+    assert len(lines) < 12
+
+
+def test_saving_replaces_the_file(tmp_path: Path) -> None:
+    told = Report(record(), progress())
+    path = told.save(tmp_path / "deep" / "report.html")
+    assert path.read_text(encoding="utf-8") == told.html
+    again = Report(record(name="other"), progress()).save(str(path))
+    assert "other" in again.read_text(encoding="utf-8")
+    assert [found.name for found in path.parent.iterdir()] == ["report.html"]
+
+
+# -- figures and plots ---------------------------------------------------------------------------
+
+
+def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
+    assert report.quantile_us([0, 0, 50, 50], 0.5) == 8
+    assert report.quantile_us([0, 0, 50, 50], 0.51) == 16
+    assert report.quantile_us([1], 0.99) == 2
+
+
+def test_speeds_are_per_second() -> None:
+    steady = [(t * 1000, t * 10, 0, 0, 0, 0.0) for t in range(5)]
+    assert report.speeds(steady) == pytest.approx([10.0] * 5)
+    assert report.speeds([(0, 5, 0, 0, 0, 0.0)]) == [0.0]
+
+
+@pytest.mark.parametrize("most", [0, 0.00007, 1, 3, 7.5, 99, 100, 101, 123_456, 9e9])
+def test_an_axis_ends_at_or_above_the_greatest_value(most: float) -> None:
+    svg = plots.over_time(
+        [0, 1], [Line("x", "ok", [0, most])], label="l", text=lambda value: f"{value:.9f}"
+    )
+    ticks = [float(t) for t in re.findall(r'text-anchor="end">([\d.]+)<', svg)]
+    assert max(ticks) >= most * 0.999999
+    assert 2 <= len(ticks) <= 7
+
+
+@pytest.mark.parametrize("seconds", [0, 0.004, 1, 59, 3600, 90_000, 10_000_000])
+def test_a_time_axis_has_few_marks(seconds: float) -> None:
+    svg = plots.over_time([0, seconds], [Line("x", "ok", [1, 1])], label="l", text=lambda value: "")
+    marks = re.findall(r">[\d:.]+ (?:s|min|h|d)<", svg)
+    assert 1 <= len(marks) <= 8
+
+
+def test_drawings_stay_within_their_frame() -> None:
+    values = [Line("a", "ok", [0, 5, 9]), Line("b", "fail", [0, 5, 9])]
+    svg = plots.over_time([0, 1, 2], values, label="l", text=str, stacked=True)
+    for points in re.findall(r'points="([^"]+)"', svg):
+        for pair in points.split():
+            x, y = map(float, pair.split(","))
+            assert 0 <= x <= plots.WIDTH
+            assert 0 <= y <= plots.HEIGHT
+
+
+def test_no_columns_make_an_empty_plot() -> None:
+    assert "<rect" not in plots.histogram([], label="l", style="ok")
+    assert "<rect" not in plots.bars([], label="l", style="ok")
+    assert "&lt;b&gt;" in plots.bars([Column("<b>", 0, "<i>")], label="l", style="ok")
