@@ -251,6 +251,23 @@ def test_how_retries_were_added_does_not_show_in_a_checkpoint() -> None:
         assert loaded.dump() == table.board.dump()
 
 
+def test_many_retries_whose_time_has_come_are_freed_some_at_a_time() -> None:
+    table = Table(3000)
+    grant = table.begun(rows=3000)
+    done = [
+        Done(seq, seq + 1, FAILED, TRANSIENT, delay_ns=S * (1 + seq % 2)) for seq in range(3000)
+    ]
+    table.report(grant, *done)
+    table.now_ns += 3 * S
+    freed = []
+    for _ in range(3):
+        before = len(table.board.resting)
+        table.grant(rows=1)
+        freed.append(before - len(table.board.resting))
+    assert freed == [1024, 1024, 952]
+    assert Board.replay(table.log).dump() == table.board.dump()
+
+
 def test_a_repeated_request_gets_its_first_answer_and_changes_nothing() -> None:
     table = Table(8)
     grant = table.begun(rows=2)
@@ -389,6 +406,7 @@ def test_of_grants_lost_together_the_oldest_has_the_budget() -> None:
     old, new = table.begun("a", rows=2), table.begun("b", rows=2)
     table.now_ns += S
     table.board.heartbeat(old.epoch, table.now_ns)
+    assert table.board.next_due_ns() == new.expires_ns
     assert table.expire() == [old.epoch, new.epoch], "though the new one was overdue first"
     assert table.states()[:4] == [1, 1, 5, 5]
 

@@ -155,6 +155,19 @@ def test_who_lost_the_run_writes_nothing_more() -> None:
     assert logs.load(store, RUN_ID).dump() == theirs.dump()
 
 
+def test_grants_outlive_a_service_that_was_away_for_long() -> None:
+    clock = SimClock()
+    store = LocalStore("memory:", FaultyBackend(), clock)
+    log, board = open_new(store)
+    grant, entries = board.claim("w", 10, now_ns=store.now_ns(), begin=10)
+    log.append(entries)
+    assert isinstance(grant, Grant)
+    clock.advance(1000 * S)
+    for found in (logs.open_run(store, RUN_ID, log.lease)[1], logs.load(store, RUN_ID)):
+        assert found.expire(store.now_ns()) == ([], [])
+        assert found.expire(store.now_ns() + Policy().lease_ns)[0] == [grant.epoch]
+
+
 @pytest.mark.parametrize("fault", [UNKNOWN_BEFORE, UNKNOWN_AFTER])
 def test_after_an_unknown_commit_the_log_is_opened_again(fault: str) -> None:
     backend = FaultyBackend()

@@ -17,7 +17,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -36,6 +36,8 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WHEEL = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 CHILD = "holdfast.spark.child"
+# In the environment of a Worker and of its executors: which one it is, from 0.
+NODE = "HOLDFAST_NODE"
 
 # Die with the parent (PR_SET_PDEATHSIG, SIGKILL), log to stdout, become the program.
 ATTACHED = (
@@ -53,6 +55,14 @@ class Cluster:
     master: Proc
     workers: list[Proc] = field(default_factory=list)
     config: dict[str, str] = field(default_factory=dict)  # for a session that uses all of it
+    start_worker: Callable[[int], Proc] | None = None
+
+    def replace_worker(self, dead: Proc) -> None:
+        """A new one, registered, in the place of one that was killed."""
+        assert self.start_worker
+        number = self.workers.index(dead)
+        self.workers[number] = self.start_worker(number)
+        self.workers[number].expect("Successfully registered with master", START_TIMEOUT_S)
 
     def executors(self, app_id: str | None = None) -> list["Executor"]:
         """The executors that live now, of all Workers; by executor id."""
@@ -115,21 +125,23 @@ def cluster(
         url = re.search(r"spark://\S+", master.expect("Starting Spark master at", START_TIMEOUT_S))
         assert url
         made = Cluster(url[0], master, config=_whole(workers, cores, memory_mib))
-        for number in range(workers):
-            made.workers.append(
-                stack.enter_context(
-                    _daemon(
-                        "spark-class",
-                        "org.apache.spark.deploy.worker.Worker",
-                        *("--host", LOOPBACK, "--port", "0", "--webui-port", "0"),
-                        *("--cores", str(cores), "--memory", f"{memory_mib}m"),
-                        *("--work-dir", str(directory / f"work-{number}")),
-                        url[0],
-                        directory=directory / f"worker-{number}",
-                        env=env,
-                    )
+
+        def start_worker(number: int) -> Proc:
+            return stack.enter_context(
+                _daemon(
+                    "spark-class",
+                    "org.apache.spark.deploy.worker.Worker",
+                    *("--host", LOOPBACK, "--port", "0", "--webui-port", "0"),
+                    *("--cores", str(cores), "--memory", f"{memory_mib}m"),
+                    *("--work-dir", str(directory / f"work-{number}")),
+                    made.url,
+                    directory=directory / f"worker-{number}",
+                    env={**(env or {}), NODE: str(number)},
                 )
             )
+
+        made.start_worker = start_worker
+        made.workers += map(start_worker, range(workers))
         for worker in made.workers:
             worker.expect("Successfully registered with master", START_TIMEOUT_S)
         yield made

@@ -17,7 +17,7 @@ from tests.processes import ROOT, Proc
 TUTORIAL = ROOT / "docs" / "tutorial-spark.md"
 EXAMPLE = ROOT / "examples" / "label_documents"
 
-TUTORIAL_S = 240
+TUTORIAL_S = 400
 LINGER_S = 5.0
 
 DOCUMENTS = 1947
@@ -60,8 +60,7 @@ def test_the_tutorial_does_what_it_says_and_the_bill_does_not_grow(tmp_path: Pat
     for at, (block, after) in enumerate(pairwise(blocks)):
         if block.kind == "sh" and after.kind == "text":
             told = "\n".join(printed[at]).rstrip()
-            pattern = re.compile(pattern_of(after.text), re.DOTALL)
-            assert pattern.fullmatch(told), f"block {at} printed:\n{told}"
+            assert re.fullmatch(pattern_of(after.text), told), f"block {at} printed:\n{told}"
     bill = (tmp_path / "bill.txt").read_text(encoding="utf-8").splitlines()
     assert len(set(bill)) == DOCUMENTS
     assert len(bill) - DOCUMENTS <= REPEATED_MAX

@@ -21,6 +21,7 @@ from holdfast.ledger.states import REPORTED, State
 
 # Times of retries are rounded up to this, so that neighbours which fail together rest together.
 REST_NS = 10_000_000
+_CLASS_MAX, _STATE_MAX = int(max(ErrorClass)), int(max(State))
 
 
 class Misfit(NamedTuple):
@@ -106,7 +107,7 @@ def reclaim(at: Position, epoch: int, why: str, now_ns: int) -> Reclaimed:
 
 def name_of(code: int) -> str:
     """The name of a state that somebody reported, which need not be one."""
-    return State(code).name if 0 <= code <= max(State) else str(code)
+    return State(code).name if 0 <= code <= _STATE_MAX else str(code)
 
 
 # -- inside --------------------------------------------------------------------------------------
@@ -120,7 +121,7 @@ def _check(at: Position, done: Sequence[Done], begin: Sequence[Range]) -> None:
         if not 0 <= lo < hi <= at.size:
             raise Invalid(what="range", why="not in the run", found=(lo, hi), size=at.size)
     for each in done:
-        if not 0 <= each.error_class <= max(ErrorClass):
+        if not 0 <= each.error_class <= _CLASS_MAX:
             raise Invalid(what="error class", found=each.error_class)
         if not 0 <= each.delay_ns <= TTL_NS_MAX:
             raise Invalid(what="delay_ns", why="out of bounds", found=each.delay_ns, max=TTL_NS_MAX)

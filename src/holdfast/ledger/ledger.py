@@ -260,6 +260,10 @@ class Ledger:
         """Give DISPATCHED rows to a grant, or with epoch 0 back to nobody. It is no move."""
         if not 0 <= epoch <= EPOCH_MAX:
             raise Invalid(what="epoch", why="out of bounds", found=epoch, max=EPOCH_MAX)
+        if hi - lo == 1:
+            if self._state[lo] == State.DISPATCHED and not (epoch and self._lease[lo]):
+                self._lease[lo] = epoch
+                return
         rows, owners = self.state[lo:hi], self.lease[lo:hi]
         if not (rows == State.DISPATCHED).all() or (epoch and owners.any()):
             raise Invalid(what="lease", why="only rows that are ready and free", found=(lo, hi))

@@ -47,6 +47,8 @@ REPLIES_KEPT = 16
 OVER_KEPT = 256
 # ... as long as they tell of no more retries than this altogether.
 OVER_RETRIED_MAX = 10_000
+# One entry frees so many ranges of retries at most; the next claim frees more.
+RIPEN_MAX = 1024
 
 
 class Reply(Record, frozen=True):
@@ -172,7 +174,9 @@ class Position:
                 self._move(self.next_commit, entry.upto, Event.COMMIT)
                 self.next_commit, self.version = entry.upto, entry.version
             case Ripened():
-                while self.resting and self.resting[0][0] <= entry.decided_ns:
+                for _ in range(RIPEN_MAX):
+                    if not self.resting or self.resting[0][0] > entry.decided_ns:
+                        break
                     _, lo, hi = heappop(self.resting)
                     self.free.add(lo, hi)
             case Reclaimed():

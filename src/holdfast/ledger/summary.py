@@ -200,7 +200,7 @@ def next_steps(
 ) -> list[str]:
     """What a person does now, the most useful first. `live`: a driver holds the run's lease."""
     name, found = shlex.quote(record.name), tally(progress)
-    option = f" --store {shlex.quote(store)}" if store else ""
+    option = f" --store {shlex.quote(store.removeprefix('lmdb:'))}" if store else ""
     look = f"holdfast runs failed {name}{option}"
     again = f"holdfast runs retry {name}{option}"
     if record.status in (Status.INGESTING, Status.OPEN, Status.CANCELLING) and live:

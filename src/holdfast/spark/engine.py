@@ -227,9 +227,7 @@ class Engine:
         )
 
     def _wants_claim(self, now_ns: int, waiting: int) -> wire.Claim | None:
-        if self._state in ("over", "stop") and self._held:
-            return None
-        if self._state == "stop" or now_ns < self._claim_again_ns:
+        if self._state in ("over", "stop") or now_ns < self._claim_again_ns:
             return None
         if any(held.alone for held in self._held):
             return None

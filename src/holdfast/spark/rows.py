@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import datetime
 import decimal
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql import types as T
 from pyspark.sql.types import Row, StructType, _create_row
 
 
@@ -54,7 +56,7 @@ class Encoder:
         self.names = list(self.arrow.names)
         self._known = frozenset(self.names)
         self._plain = all(_is_plain(field.type) for field in self.arrow)
-        self._kinds = [_kinds_of(field.type) for field in self.arrow]
+        self._kinds = [_kinds_of(field) for field in schema.fields]
 
     def values(self, found: Any) -> tuple[Any, ...]:
         """What one call returned, as the values of the columns; or WrongSchema."""
@@ -74,11 +76,9 @@ class Encoder:
             raise WrongSchema(
                 f"a {type(found).__name__}; return a dict with {self.names}, or Skip, Retry, Fail"
             )
-        for name, kinds, value in zip(self.names, self._kinds, values, strict=True):
-            if value is None or kinds is None or type(value) in kinds:
-                continue
-            if isinstance(value, bool) or not isinstance(value, kinds):
-                raise WrongSchema(f"column {name} is a {type(value).__name__}: {value!r:.80}")
+        for field, kinds, value in zip(self.schema.fields, self._kinds, values, strict=True):
+            if type(value) not in kinds and (why := _strange(field, value)):
+                raise WrongSchema(f"column {why}")
         return values
 
     def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -108,10 +108,16 @@ class Encoder:
             raise WrongSchema(f"a {type(found).__name__}; a batch function returns an Arrow table")
         if found.num_rows != rows:
             raise WrongSchema(f"{found.num_rows} rows for a batch of {rows}")
-        if set(found.column_names) != self._known:
+        if sorted(found.column_names) != sorted(self.names):
             missing = sorted(self._known - set(found.column_names))
             unknown = sorted(set(found.column_names) - self._known)
-            raise WrongSchema(f"columns missing: {missing}, unknown: {unknown}")
+            raise WrongSchema(f"columns missing: {missing}, unknown: {unknown}, or repeated")
+        for field in self.arrow:
+            column = found.column(field.name)
+            if not _is_alike(column.type, field.type):
+                raise WrongSchema(f"column {field.name} is of {column.type}, not of {field.type}")
+            if column.null_count and not field.nullable:
+                raise WrongSchema(f"column {field.name} has nulls, and is declared NOT NULL")
         try:
             return _one_batch(found.select(self.names).cast(self.arrow))
         except pa.ArrowException as error:
@@ -138,17 +144,133 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
-def _kinds_of(kind: pa.DataType) -> tuple[type, ...] | None:
-    if pa.types.is_boolean(kind):
-        return (bool,)
-    if pa.types.is_integer(kind):
-        return (int,)
-    if pa.types.is_floating(kind):
-        return (float, int)
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return (str,)
-    if pa.types.is_decimal(kind):
-        return (decimal.Decimal,)
-    if pa.types.is_date(kind):
-        return (datetime.date,)
-    return None
+_KINDS: dict[type[T.DataType], tuple[type, ...]] = {
+    T.BooleanType: (bool,),
+    T.ByteType: (int,),
+    T.ShortType: (int,),
+    T.IntegerType: (int,),
+    T.LongType: (int,),
+    T.FloatType: (float, int),
+    T.DoubleType: (float, int),
+    T.StringType: (str,),
+    T.DecimalType: (decimal.Decimal,),
+    T.DateType: (datetime.date,),
+    T.TimestampType: (datetime.datetime,),
+    T.TimestampNTZType: (datetime.datetime,),
+    T.DayTimeIntervalType: (datetime.timedelta,),
+    T.BinaryType: (bytes, bytearray),
+}
+
+
+def _kinds_of(field: T.StructField) -> tuple[type, ...]:
+    """Types whose values need no second look."""
+    nothing = (type(None),) if field.nullable else ()
+    return _KINDS.get(type(field.dataType), ()) + nothing
+
+
+def _strange(field: T.StructField, value: Any) -> str:
+    """Why a value is no value of the field, inside and out; empty when it is one."""
+    name, kind = field.name, field.dataType
+    if value is None:
+        return "" if field.nullable else f"{name} is None, and is declared NOT NULL"
+    told = f"{name} is a {type(value).__name__}: {value!r:.80}"
+    if isinstance(kind, T.ArrayType):
+        if not isinstance(value, list | tuple | array):
+            return f"{told}; an array is a list"
+        item = T.StructField(f"{name}[]", kind.elementType, kind.containsNull)
+        return next((why for one in value if (why := _strange(item, one))), "")
+    if isinstance(kind, T.MapType):
+        if not isinstance(value, dict):
+            return f"{told}; a map is a dict"
+        key = T.StructField(f"{name} key", kind.keyType, False)
+        item = T.StructField(f"{name}[]", kind.valueType, kind.valueContainsNull)
+        pairs = ((key, one) for one in value), ((item, one) for one in value.values())
+        return next((why for side in pairs for f, one in side if (why := _strange(f, one))), "")
+    if isinstance(kind, StructType):
+        return _strange_struct(name, kind, value, told)
+    kinds = _KINDS.get(type(kind), (object,))
+    if isinstance(value, bool) and bool not in kinds and object not in kinds:
+        return told
+    if isinstance(value, datetime.datetime) and isinstance(kind, T.DateType):
+        return f"{told}; a date has no time"
+    return "" if isinstance(value, kinds) else told
+
+
+def _strange_struct(name: str, kind: StructType, value: Any, told: str) -> str:
+    if isinstance(value, dict):
+        if value.keys() != set(kind.names):
+            return f"{told}; its fields are {kind.names}"
+        values: Iterable[Any] = [value[one] for one in kind.names]
+    elif isinstance(value, tuple | list):
+        # Spark takes the fields of a Row inside a Row by their place, whatever their names.
+        names = getattr(value, "__fields__", None) or kind.names
+        if len(value) != len(kind.names) or list(names) != kind.names:
+            return f"{told}; its fields are {kind.names}, in this order"
+        values = value
+    else:
+        return f"{told}; a struct is a dict, a Row or a tuple"
+    for field, one in zip(kind.fields, values, strict=True):
+        inner = T.StructField(f"{name}.{field.name}", field.dataType, field.nullable)
+        if why := _strange(inner, one):
+            return why
+    return ""
+
+
+def _is_alike(found: pa.DataType, declared: pa.DataType) -> bool:
+    """Whether a cast keeps the meaning: another width or unit, not another kind of value."""
+    if found == declared or pa.types.is_null(found):
+        return True
+    if pa.types.is_dictionary(found):
+        return _is_alike(found.value_type, declared)
+    if pa.types.is_floating(declared):
+        return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
+    if pa.types.is_struct(found) and pa.types.is_struct(declared):
+        return [one.name for one in found] == [one.name for one in declared] and all(
+            _is_alike(one.type, two.type) for one, two in zip(found, declared, strict=True)
+        )
+    if pa.types.is_map(found) and pa.types.is_map(declared):
+        return _is_alike(found.key_type, declared.key_type) and _is_alike(
+            found.item_type, declared.item_type
+        )
+    if any(pa.types.is_map(one) for one in (found, declared)):
+        return False
+    if _is_list(found) and _is_list(declared):
+        return _is_alike(found.value_type, declared.value_type)
+    return any(is_one(found) and is_one(declared) for is_one in _FAMILIES)
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return any(
+        is_one(kind)
+        for is_one in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    )
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return any(
+        is_one(kind)
+        for is_one in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    )
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return any(
+        is_one(kind)
+        for is_one in (
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_fixed_size_binary,
+            pa.types.is_binary_view,
+        )
+    )
+
+
+_FAMILIES = (
+    pa.types.is_integer,
+    pa.types.is_decimal,
+    pa.types.is_date,
+    pa.types.is_timestamp,
+    pa.types.is_duration,
+    _is_text,
+    _is_bytes,
+)

@@ -1,0 +1,133 @@
+"""`python -m bench.spark.driver`: a Spark driver that does one job after another, until it is killed.
+
+The first line of standard input is how to make the session, every later one a `Job`, both JSON.
+`ready APP_ID` says that a warm-up ran on all executors; each job ends with a line `done JSON`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, Paid
+
+
+class Session(msgspec.Struct):
+    master: str
+    config: dict[str, str]
+
+
+class Job(msgspec.Struct):
+    """`how`: naive and stage write an output; the ordered ones sort and self-join instead."""
+
+    how: Literal["naive", "stage", "naive-ordered", "stage-ordered"]
+    name: str
+    log: str
+    store: str
+    output: str
+    rows: int
+    parts: int = 8
+    shuffled: bool = False
+    concurrency: int = 4
+    flush_rows: int = 100
+    file_rows: int = 500
+    lease_s: float = 15
+    tasks: int = 0
+    slow_node: str = ""
+    poison: list[int] = []
+    mild: bool = False
+
+
+class Done(msgspec.Struct):
+    wall_s: float
+    error: str = ""
+    counts: dict[str, int] = {}
+    reclaims: int = 0
+    fenced: int = 0
+    # Of the ordered jobs: the sorted answers' keys are a file; what the self-join counted.
+    joined: int = 0
+
+
+def main() -> None:
+    from holdfast.spark.session import session
+
+    said = msgspec.json.decode(sys.stdin.readline(), type=Session)
+    spark = session(said.master, app="bench", config=said.config)
+    slots = spark.sparkContext.defaultParallelism
+    spark.range(0, slots, 1, slots).mapInArrow(_nothing, "id long").collect()
+    print("ready", spark.sparkContext.applicationId, flush=True)
+    for line in sys.stdin:
+        done = do(spark, msgspec.json.decode(line, type=Job))
+        print("done", msgspec.json.encode(done).decode(), flush=True)
+    spark.stop()
+
+
+def do(spark: Any, job: Job) -> Done:
+    paid = Paid(job.log, job.slow_node, frozenset(job.poison), job.mild)
+    df = spark.range(0, job.rows, 1, job.parts)
+    if job.shuffled:
+        df = df.repartition(job.parts)
+    began = time.monotonic()
+    try:
+        if job.how == "naive":
+            naive = df.mapInArrow(Naive(paid, job.concurrency), NAIVE_SCHEMA)
+            naive.write.mode("overwrite").parquet(job.output)
+            return Done(time.monotonic() - began)
+        if job.how == "stage":
+            return _run(job, paid, df, began)
+        return _ordered(job, paid, df, began)
+    except Exception as error:
+        return Done(time.monotonic() - began, _first_line(error))
+
+
+def _run(job: Job, paid: Paid, df: Any, began: float) -> Done:
+    with stage_of(job, paid).run(df, output=job.output) as run:
+        wall_s = time.monotonic() - began
+        progress = run.progress()
+        return Done(wall_s, "", run.counts(), progress.reclaims, progress.fenced)
+
+
+def _ordered(job: Job, paid: Paid, df: Any, began: float) -> Done:
+    """Sorted by the answer into a file, and joined with itself: evaluated three times at least."""
+    if job.how == "naive-ordered":
+        made = df.mapInArrow(Naive(paid, job.concurrency), NAIVE_SCHEMA)
+    else:
+        made = df.transform(stage_of(job, paid))
+    made.orderBy("answer").coalesce(1).write.mode("overwrite").parquet(job.output)
+    joined = made.alias("a").join(made.alias("b"), "id").count()
+    return Done(time.monotonic() - began, joined=joined)
+
+
+def stage_of(job: Job, paid: Paid) -> Any:
+    from holdfast.spark import Stage
+
+    return Stage(
+        job.name,
+        paid,
+        key="id",
+        schema=SCHEMA,
+        store=job.store,
+        concurrency=job.concurrency,
+        flush_rows=job.flush_rows,
+        file_rows=job.file_rows,
+        lease_s=job.lease_s,
+        tasks=job.tasks,
+        progress="quiet",
+    )
+
+
+def _nothing(batches: Any) -> Any:
+    yield from batches
+
+
+def _first_line(error: Exception) -> str:
+    from holdfast.spark.jobs import reason
+
+    return f"{type(error).__name__}: {reason(error)}"[:300]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,449 @@
+"""4,000 paid calls on a real two-worker cluster, a fault amid them: naive Spark, then Stage.
+
+- The cluster is a standalone one from the PySpark wheel, on the loopback; every fault is a signal
+  to a real process. Faults are timed by the outside log of calls, never by a clock.
+- Naive Spark is `mapInArrow` + `write.parquet` of the same function with as many threads a task.
+- What a stage wrote must be exactly the answers, in the order of the key, and its part files the
+  same bytes as those of an undisturbed run; a scenario whose output is not is a failure, not a row
+  of the table.
+- Calls are repeated at most `flush_rows + concurrency` for each task in flight, for each fault.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bench.spark.calls import Bill, answer, calls
+from bench.spark.driver import Done, Job, Session
+from holdfast.spark.sinks.parquet import read_parts
+from tests.process.watch import until
+from tests.processes import ROOT, Proc
+from tests.spark.clusters import Cluster, Executor, _below, _processes, cluster
+
+ROWS = 4_000
+POISON = 50
+ATTEMPTS = 3
+TASKS = 2
+CONCURRENCY = 4
+FLUSH_ROWS = 100
+LEASE_S = 3.0
+START_S = 120.0
+RUN_S = 300.0
+SERVICE = "holdfast.spark.service"
+
+SPECULATION = {
+    "spark.speculation": "true",
+    "spark.speculation.interval": "100ms",
+    "spark.speculation.quantile": "0.5",
+    "spark.speculation.multiplier": "1.5",
+}
+
+
+class WrongOutput(Exception):
+    """A stage's output is not what it has to be."""
+
+
+# --- processes ----------------------------------------------------------------------------------
+
+
+class Driver:
+    """A driver process on a cluster (or a local master), which does jobs one at a time."""
+
+    def __init__(self, master: str, config: dict[str, str]) -> None:
+        path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+        self.proc = Proc.spawn(
+            [sys.executable, "-m", "bench.spark.driver"],
+            ready=None,
+            env={"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
+            cwd=ROOT,
+        )
+        self._send(Session(master, config))
+        self.app_id = ""
+
+    def ready(self) -> Driver:
+        self.app_id = self.proc.expect("ready", START_S).split()[1]
+        return self
+
+    def begin(self, job: Job) -> None:
+        self._send(job)
+
+    def end(self) -> Done:
+        line = self.proc.expect("done ", RUN_S)
+        return msgspec.json.decode(line.removeprefix("done "), type=Done)
+
+    def service(self) -> int:
+        """The pid of the ledger service that works for this driver."""
+        table = _processes()
+        below = [pid for pid in _below(self.proc.pid, table) if SERVICE in table[pid].args]
+        return below[-1] if below else 0
+
+    def _send(self, message: Any) -> None:
+        self.proc.send(msgspec.json.encode(message).decode())
+
+
+@dataclass
+class Side:
+    """One side of a scenario, at work: a job of a driver on a cluster, and the log of its calls."""
+
+    spark: Cluster
+    driver: Driver
+    job: Job
+    config: dict[str, str]
+    stack: contextlib.ExitStack
+    repaired: list[Callable[[], object]] = field(default_factory=list)
+
+    @property
+    def log(self) -> Path:
+        return Path(self.job.log)
+
+    @property
+    def is_stage(self) -> bool:
+        return self.job.how.startswith("stage")
+
+    def reached(self, share: float) -> None:
+        """Until this share of the rows has been called."""
+        until(lambda: calls(self.log) >= share * self.job.rows, "calls", RUN_S)
+
+    def executors(self) -> list[Executor]:
+        return self.spark.executors(self.driver.app_id)
+
+    def caller(self) -> int:
+        """A process that makes calls: the child of a task, or Spark's Python worker."""
+        last = self.log.read_text("ascii").splitlines()[-1]
+        return int(last.split()[2])
+
+    def drive_again(self) -> None:
+        self.driver = new_driver(self.spark.url, self.config, self.stack)
+        self.driver.begin(self.job)
+
+
+def new_driver(master: str, config: dict[str, str], stack: contextlib.ExitStack) -> Driver:
+    driver = Driver(master, config)
+    stack.enter_context(driver.proc)
+    return driver.ready()
+
+
+# --- the faults ---------------------------------------------------------------------------------
+
+
+def nothing(side: Side) -> None:
+    pass
+
+
+def kill_executor(side: Side) -> None:
+    side.reached(1 / 3)
+    os.kill(side.executors()[0].pid, signal.SIGKILL)
+
+
+def kill_worker(side: Side) -> None:
+    side.reached(1 / 3)
+    pid = side.executors()[0].worker_pid
+    [worker] = [one for one in side.spark.workers if one.pid == pid]
+    worker.kill()
+    side.repaired.append(partial(side.spark.replace_worker, worker))
+
+
+def stop_caller(side: Side) -> None:
+    """Stopped until somebody else has called one of its rows; then it goes on, as a zombie."""
+    side.reached(1 / 8)
+    pid = side.caller()
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        until(lambda: Bill.read(side.log).called_elsewhere, "the rows of the stopped", RUN_S)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def kill_driver(side: Side) -> None:
+    side.reached(1 / 2)
+    side.driver.proc.kill()
+    side.drive_again()
+
+
+def kill_service(side: Side) -> None:
+    if side.is_stage:
+        side.reached(1 / 2)
+        os.kill(side.driver.service(), signal.SIGKILL)
+
+
+def kill_both(side: Side) -> None:
+    side.reached(1 / 2)
+    service = side.driver.service()
+    os.kill(side.driver.proc.pid, signal.SIGKILL)
+    if service:
+        os.kill(service, signal.SIGKILL)
+    side.driver.proc.wait()
+    side.drive_again()
+
+
+# --- scenarios ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    what: str
+    fault: Callable[[Side], None] = nothing
+    # How often a task in flight is lost; what it may cost, for each of them.
+    faults: int = 1
+    speculation: bool = False
+    changes: dict[str, Any] = field(default_factory=dict)
+    reference: str = "undisturbed"
+    has_naive: bool = True
+    ordered: bool = False
+
+
+_POISON = [at * (ROWS // POISON) + 5 for at in range(POISON)]
+
+SCENARIOS = (
+    Scenario("undisturbed", "no fault", faults=0),
+    Scenario("executor", "SIGKILL of an executor", kill_executor),
+    Scenario("worker", "SIGKILL of a Worker daemon, whose executor goes with it", kill_worker),
+    Scenario("service", "SIGKILL of the ledger service; it heals by itself", kill_service,
+             has_naive=False),
+    Scenario("poison", f"{POISON} rows that SIGKILL their interpreter, {ATTEMPTS} attempts each",
+             faults=POISON * ATTEMPTS, changes={"poison": _POISON}, reference="failing"),
+    Scenario("ordered", "`orderBy` and a self-join after the stage", faults=0, ordered=True),
+    Scenario("driver", "SIGKILL of the driver, run again", kill_driver),
+    Scenario("both", "SIGKILL of driver and ledger service, run again", kill_both),
+    Scenario("slow", "speculation, and one node 20 × slower", faults=0, speculation=True,
+             changes={"slow_node": "1"}),
+    Scenario("zombie", f"a caller SIGSTOPped beyond its lease of {LEASE_S:g} s, then continued; "
+             "speculation on", stop_caller, speculation=True, changes={"lease_s": LEASE_S}),
+)  # fmt: skip
+
+# Runs of the stage without a fault whose part files must be the same bytes.
+REFERENCES = {"undisturbed": {}, "failing": {"poison": _POISON, "mild": True}}
+PARTITIONINGS: dict[str, dict[str, Any]] = {
+    "input in 1 partition": {"parts": 1, "shuffled": True},
+    "input in 3 partitions": {"parts": 3, "shuffled": True},
+    "input in 17 partitions": {"parts": 17, "shuffled": True},
+    "1 task": {"tasks": 1},
+    "2 tasks": {"tasks": 2},
+    "5 tasks": {"tasks": 5},
+}
+
+
+class Seen(msgspec.Struct):
+    """What became of one side. `rows` is what its output holds, `distinct` without duplicates."""
+
+    rows: int
+    distinct: int
+    calls: int
+    repeated: int
+    wall_s: float
+    error: str = ""
+    failed: int = 0
+    reclaims: int = 0
+    fenced: int = 0
+
+
+class Line(msgspec.Struct):
+    """A scenario's line of the table."""
+
+    name: str
+    what: str
+    bound: int
+    stage: Seen
+    naive: Seen | None = None
+    identical: bool | None = None
+
+
+class Bench:
+    """All scenarios on one cluster; a driver for each configuration that they need."""
+
+    def __init__(self, directory: Path, rows: int = ROWS, say: Callable[[str], None] = print):
+        self.directory = directory
+        self.rows = rows
+        self.say = say
+        self.references: dict[str, dict[str, str]] = {}
+        self._count = 0
+
+    def run(self, scenarios: list[Scenario], until_s: float) -> Iterator[Line]:
+        with contextlib.ExitStack() as stack:
+            spark = stack.enter_context(cluster(self.directory / "cluster"))
+            for speculation in (False, True):
+                these = [one for one in scenarios if one.speculation is speculation]
+                if not these or time.monotonic() > until_s:
+                    continue
+                config = {**spark.config, **(SPECULATION if speculation else {})}
+                with contextlib.ExitStack() as drivers:
+                    driver = new_driver(spark.url, config, drivers)
+                    for scenario in these:
+                        if time.monotonic() > until_s:
+                            self.say(f"{scenario.name}: left out, the budget is used up")
+                            continue
+                        line, driver = self._scenario(scenario, spark, driver, config, drivers)
+                        yield line
+
+    def partitionings(self, until_s: float) -> Iterator[str]:
+        """Names of the partitionings whose part files are those of the undisturbed run."""
+        with contextlib.ExitStack() as stack:
+            spark = stack.enter_context(cluster(self.directory / "cluster-2"))
+            driver = new_driver(spark.url, spark.config, stack)
+            for name, changes in PARTITIONINGS.items():
+                if time.monotonic() > until_s:
+                    self.say(f"{name}: left out, the budget is used up")
+                    continue
+                job = self._job("stage", "partitioning", changes)
+                self._reference("undisturbed", spark, driver, spark.config, stack)
+                self._side(Side(spark, driver, job, spark.config, stack), nothing)
+                self._same(job, "undisturbed")
+                yield name
+
+    # --- one scenario -----------------------------------------------------------------------
+
+    def _scenario(
+        self,
+        scenario: Scenario,
+        spark: Cluster,
+        driver: Driver,
+        config: dict[str, str],
+        stack: contextlib.ExitStack,
+    ) -> tuple[Line, Driver]:
+        naive: Seen | None = None
+        if not scenario.ordered:
+            self._reference(scenario.reference, spark, driver, config, stack)
+        ordered = "-ordered" if scenario.ordered else ""
+        if scenario.has_naive:
+            job = self._job(f"naive{ordered}", scenario.name, scenario.changes)
+            side = Side(spark, driver, job, config, stack)
+            done = self._side(side, scenario.fault)
+            naive, driver = self._naive(job, done), side.driver
+        job = self._job(f"stage{ordered}", scenario.name, scenario.changes)
+        side = Side(spark, driver, job, config, stack)
+        stage = self._stage(job, self._side(side, scenario.fault))
+        if not scenario.ordered:
+            self._same(job, scenario.reference)
+        bound = (FLUSH_ROWS + CONCURRENCY) * (
+            scenario.faults if scenario.changes.get("poison") else scenario.faults * TASKS
+        )
+        identical = None if scenario.ordered else True
+        return Line(scenario.name, scenario.what, bound, stage, naive, identical), side.driver
+
+    def _job(self, how: Any, name: str, changes: dict[str, Any]) -> Job:
+        self._count += 1
+        home = self.directory / f"{self._count:02d}-{name}-{how}"
+        home.mkdir()
+        return Job(
+            how=how,
+            name=f"{name}-{self._count}",
+            log=str(home / "calls.log"),
+            store=str(self.directory / "store"),
+            output=str(home / "output"),
+            rows=self.rows,
+            concurrency=CONCURRENCY,
+            flush_rows=FLUSH_ROWS,
+            **changes,
+        )
+
+    def _side(self, side: Side, fault: Callable[[Side], None]) -> Done:
+        side.driver.begin(side.job)
+        fault(side)
+        done = side.driver.end()
+        for repair in side.repaired:
+            repair()
+        return done
+
+    def _reference(
+        self,
+        name: str,
+        spark: Cluster,
+        driver: Driver,
+        config: dict[str, str],
+        stack: contextlib.ExitStack,
+    ) -> None:
+        if name not in self.references:
+            job = self._job("stage", name, REFERENCES[name])
+            done = self._side(Side(spark, driver, job, config, stack), nothing)
+            self._stage(job, done)
+            self.references[name] = part_digests(Path(job.output))
+
+    def _same(self, job: Job, reference: str) -> None:
+        found, wanted = part_digests(Path(job.output)), self.references[reference]
+        if found != wanted:
+            other = sorted(name for name in found.keys() | wanted.keys()
+                           if found.get(name) != wanted.get(name))  # fmt: skip
+            raise WrongOutput(f"{job.name}: other bytes in {other}")
+
+    def _naive(self, job: Job, done: Done) -> Seen:
+        bill = Bill.read(Path(job.log))
+        files = sorted(Path(job.output).glob("part-*.parquet"))
+        complete = (Path(job.output) / "_SUCCESS").exists()
+        keys = _keys(pa.concat_tables(map(pq.read_table, files))) if files and complete else []
+        return Seen(len(keys), len(set(keys)), bill.calls, bill.repeated, done.wall_s, done.error)
+
+    def _stage(self, job: Job, done: Done) -> Seen:
+        """The figures of a stage; an output that is not exactly right raises."""
+        if done.error:
+            raise WrongOutput(f"{job.name}: {done.error}")
+        bill = Bill.read(Path(job.log))
+        poison = set(job.poison)
+        wanted = [key for key in range(job.rows) if key not in poison]
+        if job.how == "stage":
+            manifest = read_parts(job.output)
+            if not manifest.complete:
+                raise WrongOutput(f"{job.name}: the manifest is not complete")
+            found = pa.concat_tables(map(pq.read_table, manifest.files))
+        else:
+            wanted.sort(key=answer)
+            found = pq.read_table(job.output)
+            if done.joined != job.rows:
+                raise WrongOutput(f"{job.name}: the self-join has {done.joined} rows")
+        check_answers(job.name, found, wanted)
+        failed = done.counts.get("TERMINAL_FAIL", 0)
+        if failed != len(poison):
+            raise WrongOutput(f"{job.name}: {failed} rows failed")
+        return Seen(
+            found.num_rows,
+            len(set(_keys(found))),
+            bill.calls,
+            bill.repeated,
+            done.wall_s,
+            failed=failed,
+            reclaims=done.reclaims,
+            fenced=done.fenced,
+        )
+
+
+def check_answers(name: str, found: pa.Table, wanted: list[int]) -> None:
+    keys = _keys(found)
+    if keys != wanted:
+        missing, extra = set(wanted) - set(keys), len(keys) - len(set(keys))
+        raise WrongOutput(f"{name}: {len(missing)} missing, {extra} twice, or not in order")
+    if found.column("answer").to_pylist() != [answer(key) for key in keys]:
+        raise WrongOutput(f"{name}: wrong answers")
+
+
+def part_digests(output: Path) -> dict[str, str]:
+    return {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(output.glob("part-*.parquet"))
+    }
+
+
+def _keys(table: pa.Table) -> list[int]:
+    keys: list[int] = table.column("id").to_pylist()
+    return keys
+
+
+def smaller(scenario: Scenario, rows: int) -> Scenario:
+    """The same with fewer rows, for a try."""
+    poison = [key for key in scenario.changes.get("poison", []) if key < rows]
+    if not poison:
+        return scenario
+    return replace(scenario, changes={**scenario.changes, "poison": poison})
