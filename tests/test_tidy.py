@@ -163,6 +163,8 @@ def test_nothing_stored_or_received_is_unpickled_or_evaluated() -> None:
         "import pickle",
         "from pickle import loads",
         "def f():\n    import cloudpickle",
+        "from pyspark import cloudpickle",
+        "from pyspark.cloudpickle import loads",
         "import marshal",
         "import dill",
         "import shelve",

@@ -19,9 +19,15 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".reports"
 
 SUITES = {
-    "unit+conformance": ["tests", "--ignore=tests/sim", "--ignore=tests/process"],
+    "unit+conformance": [
+        "tests",
+        "--ignore=tests/sim",
+        "--ignore=tests/process",
+        "--ignore=tests/spark",
+    ],
     "simulator": ["tests/sim"],
     "chaos-short": ["tests/process"],
+    "spark": ["tests/spark"],
 }
 SUITE_TIMEOUT_S = 1800
 SLOWEST = 15

@@ -11,7 +11,7 @@ DEADLY = {777, 1111, 1555}
 def text(n: int) -> str:
     if n % 40 == 0:
         return ""
-    return "%CRASH%" if n in DEADLY else f"{KINDS[n % 3]} number {n}"
+    return f"{KINDS[n % 3]} number {n}" + (" %CRASH%" if n in DEADLY else "")
 
 
 if __name__ == "__main__":

@@ -147,9 +147,9 @@ def test_money_is_told_only_when_some_was_reported() -> None:
     assert summary.calls_text(Progress(calls=1, cost=0.00021)) == "1 call, cost 0.00021"
 
 
-def test_the_packed_output_is_no_setting_for_people() -> None:
+def test_settings_leave_out_what_the_record_tells() -> None:
     given = record(Status.OPEN, config={"version": "1", "key": "id", "output": "82a46b"})
-    assert summary.settings(given) == [("key", "id"), ("version", "1")]
+    assert summary.settings(given) == [("version", "1")]
 
 
 # -- what to do next -----------------------------------------------------------------------------

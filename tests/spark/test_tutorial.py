@@ -20,7 +20,7 @@ EXAMPLE = ROOT / "examples" / "label_documents"
 TUTORIAL_S = 400
 LINGER_S = 5.0
 
-DOCUMENTS = 1947
+DOCUMENTS = 1950
 # What may be called again: rows begun and not reported, of each task that dies. Two are killed with
 # the driver, and each of the three deadly rows kills one; its later tries are alone.
 CONCURRENCY, FLUSH_ROWS = 8, 16

@@ -1,4 +1,4 @@
-"""`holdfast demo`: orders, then worlds, two workers each, and somebody who kills things.
+"""`holdfast demo`: orders, worlds, a Spark job, and somebody who kills things.
 
 It runs the real store, queue, lease and runner in real processes, SIGKILLs a worker and then the
 store's writer in the middle of it, and checks at the end that what it says is so. It exits with 1 if
@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
 
-from holdfast.cli import demo_worlds
+from holdfast.cli import demo_stage, demo_worlds
 from holdfast.cli.demo_bank import app
 from holdfast.cli.demo_crew import Crew, Worker
 from holdfast.cli.demo_jobs import QUEUE, TIMERS, Order, charges, found_again, reminders
@@ -120,6 +120,7 @@ class Demo:
             writers.append(writer_pid(self.path))
             self._claim("writers of the store: two killed, and a third", len(set(writers)), 3)
         demo_worlds.play(self.path, self.story.tell, self._claim, self.story.progress)
+        demo_stage.play(self.path, self.story.tell, self._claim, self.story.progress)
         return {
             "store": str(self.path),
             "orders": ORDERS,

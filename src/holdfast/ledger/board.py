@@ -165,12 +165,13 @@ class Board(Position):
             raise self._fence(epoch)
         if n != held.n + 1:
             raise Invalid(what="n", why="out of order", epoch=epoch, found=n, expected=held.n + 1)
-        wrong = judge.misfit(self, held, done, begin)
+        # Rows that a cancellation has ended meanwhile are refused, and not held against their owner.
+        stop = "cancelling" if self.cancelling else ""
+        begun = [] if stop else [(lo, hi) for lo, hi in begin]
+        wrong = judge.misfit(self, held, done, begun)
         if wrong is not None:
             self._halt(wrong, held.owner, now_ns)
         final, retried = judge.judge(self, done, now_ns)
-        stop = "cancelling" if self.cancelling else ""
-        begun = [] if stop else [(lo, hi) for lo, hi in begin]
         self._expires[epoch] = max(self._expires[epoch], now_ns + self.policy.lease_ns)
         entry = Advanced(now_ns, epoch, n, digest, final, retried, begun, stop)
         entries = [self._decide(entry)]

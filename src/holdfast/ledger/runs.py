@@ -270,6 +270,13 @@ def block(txn: Txn, run_id: str, n: int) -> bytes | None:
     return txn.get(block_key(run_id, n))
 
 
+def next_block(txn: Txn, run_id: str) -> int:
+    """The number after that of the last block which is there."""
+    prefix = _key("i", run_id)
+    found = txn.scan(prefix, tuples.after(prefix), 1, reverse=True)
+    return tuples.unpack_last_int(found[0][0], len(prefix)) + 1 if found else 0
+
+
 def chunk_key(run_id: str, page: int, height: int) -> bytes:
     return _key("o", run_id, page) + tuples.pack_int(height)
 

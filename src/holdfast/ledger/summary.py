@@ -191,8 +191,8 @@ def line(name: str, size: int, progress: Progress, *, phase: str, per_s: float |
 
 
 def settings(record: RunRecord) -> list[tuple[str, str]]:
-    """What the run must be resumed with, by name. The output is told by the record of its sink."""
-    return sorted(item for item in record.config.items() if item[0] != "output")
+    """What the run must be resumed with, by name; but for what the record itself tells."""
+    return sorted(item for item in record.config.items() if item[0] not in ("key", "output"))
 
 
 def next_steps(

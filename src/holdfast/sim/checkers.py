@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from holdfast.sim import check_lease, check_queue, check_run, check_world, check_worlds
+from holdfast.sim import (
+    check_lease,
+    check_ledger,
+    check_queue,
+    check_run,
+    check_world,
+    check_worlds,
+)
 from holdfast.sim.history import History
 from holdfast.sim.violation import Violation
 
@@ -34,7 +41,7 @@ def _found(number: str) -> Check:
 
 def _replays(history: History) -> list[Violation]:
     if history.memo is None:
-        replays = (check_queue, check_world, check_worlds)
+        replays = (check_queue, check_world, check_worlds, check_ledger)
         history.memo = [found for replay in replays for found in replay.findings(history)]
     return history.memo
 
@@ -50,8 +57,11 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("L8", "lease operations follow the sequential model", (check_lease.check_l8,)),
     ("L9", "no renewal without progress", (check_lease.check_l9,)),
     ("S1", "every transition is in its table", (check_lease.check_s1, _found("S1"))),
+    ("S2", "one terminal for each attempt, committed is for good", (_found("S2"),)),
     ("S3", "budgets hold, exhaustion is death, once", (_found("S3"),)),
     ("S4", "maintained counters are a recount", (_found("S4"),)),
+    ("S5", "reclaim is a function of its inputs", (_found("S5"),)),
+    ("S6", "a report of a lost grant changes nothing", (_found("S6"),)),
     ("J1", "no effect before its journal record", (_found("J1"),)),
     ("J2", "heights are gap-free, appends need the head", (_found("J2"),)),
     ("J3", "a replay is what happened, byte for byte", (_found("J3"),)),
@@ -63,6 +73,7 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("I4", "unknown ingress appears 0 or 1 times, retries converge", (_found("I4"),)),
     ("I5", "same key, other body is a conflict", (_found("I5"),)),
     ("E1", "each intent is in exactly one place", (_found("E1"),)),
+    ("E3", "every call of a row has one key", (_found("E3"),)),
     ("K1", "a fork has its parent's state, and nothing else", (_found("K1"),)),
     ("A1", "a lease goes to no worker that the assignment excludes", (_found("A1"),)),
     ("T1", "a timer fires once, never early", (_found("T1"),)),
@@ -71,6 +82,8 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("D2", "each item is in exactly one place", (_found("D2"),)),
     ("D3", "keys are kept while a retry may come", (_found("D3"),)),
     ("R3", "after faults stop, nothing runnable waits", (check_run.check_r3, _found("R3"))),
+    ("P1", "the sink holds each committed success once, in order", (_found("P1"),)),
+    ("P2", "what ended is not executed again", (_found("P2"),)),
     ("B1", "a wrong schema marker refuses, and writes nothing", (check_run.check_b1,)),
 ]
 

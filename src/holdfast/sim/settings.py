@@ -10,7 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.clock import S
+from holdfast.sim import ledger_shape
 from holdfast.sim.faults import Fault
+from holdfast.sim.ledger_shape import LedgerShape
 from holdfast.sim.tape import Tape
 
 LEASE_NS = 2 * S
@@ -34,6 +36,7 @@ class Workload:
     SPINE = "spine"  # leases, journals, inboxes, queues and the runner, each by itself
     WORLDS = "worlds"  # world workers and orchestrators, with all of that below them
     BOTH = "both"
+    LEDGER = "ledger"  # services of a run's ledger, tasks that work its rows off, a sink
 
 
 class Nemesis:
@@ -75,6 +78,7 @@ class Settings:
     group: bool = False
     skew: bool = False
     audit_every: int = 150
+    ledger: LedgerShape = field(default_factory=LedgerShape)
 
     @property
     def budget(self) -> dict[str, int]:
@@ -92,7 +96,12 @@ class Settings:
 
 
 # Seeds by what they are about: most are about one thing.
-WORKLOADS = (*[Workload.SPINE] * 4, *[Workload.WORLDS] * 5, Workload.BOTH)
+WORKLOADS = (
+    *[Workload.SPINE] * 4,
+    *[Workload.WORLDS] * 5,
+    Workload.BOTH,
+    *[Workload.LEDGER] * 5,
+)
 
 
 def swarm(tape: Tape) -> Settings:
@@ -100,7 +109,7 @@ def swarm(tape: Tape) -> Settings:
     rates = {fault: (8, 20, 50)[tape.draw(3)] for fault in Fault if tape.chance(500)}
     nemesis = tuple(name for name in Nemesis.ALL if tape.chance(400))
     runners = 1 + tape.draw(2)
-    return Settings(
+    settings = Settings(
         steps=(500, 800, 1200)[tape.draw(3)],
         worlds=1 + tape.draw(2),
         hosts=1 + tape.draw(3),
@@ -124,3 +133,8 @@ def swarm(tape: Tape) -> Settings:
         group=tape.chance(400),
         skew=tape.chance(300),
     )
+    if settings.workload == Workload.LEDGER:
+        settings.ledger = ledger_shape.drawn(tape)
+        # What a restored backup means to a sink that went on is for a person to say.
+        settings.nemesis = tuple(name for name in nemesis if name != Nemesis.RESTORE)
+    return settings

@@ -15,10 +15,15 @@ def cast(settings: Settings) -> list[Actor]:
     """The actors of a run, in the order they start."""
     about = settings.workload
     actors: list[Actor] = []
-    if about != Workload.WORLDS:
+    if about in (Workload.SPINE, Workload.BOTH):
         actors += _spine(settings)
-    if about != Workload.SPINE:
+    if about in (Workload.WORLDS, Workload.BOTH):
         actors += worlds(settings)
+    if about == Workload.LEDGER:
+        # Here, because it needs NumPy and the others do not.
+        from holdfast.sim.workload_ledger import ledger
+
+        actors += ledger(settings)
     return [*actors, *([Fate("fate")] if settings.nemesis else [])]
 
 

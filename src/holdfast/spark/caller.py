@@ -4,20 +4,25 @@ The classes of document 002: what `retry_on` names and `Retry` are transient, Me
 resource, what does not fit the schema is schema, anything else is input. A batch function that
 raises is called again with halves of its batch, down to single rows, so that one bad row fails
 alone; with what may be retried, or is of the wrong schema, the whole batch ends as one.
+
+Whatever a function does, its row ends: `sys.exit()`, an error that cannot be printed and a reason
+that is no text are failures of the row, or a thread that dies over them would leave it begun.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql.types import Row
 
 from holdfast.clock import SYSTEM
-from holdfast.config import ERROR_TEXT_CHARS_MAX
+from holdfast.config import ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
 from holdfast.spark.outcome import Call, Fail, Retry, Skip
@@ -43,7 +48,7 @@ class Ended(NamedTuple):
 class BatchEnded(NamedTuple):
     """How one batch's call ended: successes as one Arrow batch, the rest row by row."""
 
-    seqs: list[int]
+    seqs: Sequence[int]
     batch: pa.RecordBatch
     others: list[Ended]
     cost: float
@@ -67,15 +72,17 @@ class Caller:
         self.timeout_s = timeout_s
         self.is_async = is_async(fn)
         self._with_call = takes_call(fn)
+        if not self._with_call and _takes_call_by_name(fn):
+            self.fn, self._with_call = (lambda subject, call: fn(subject, call=call)), True
 
     def one(self, seq: int, row: Row, attempt: int) -> Ended:
         call = Call(self.run_id, seq, attempt)
         began = SYSTEM.mono_ns()
         try:
             found = self.fn(row, call) if self._with_call else self.fn(row)
-        except Exception as error:
+            return self._returned(call, found, began)
+        except BaseException as error:
             return self._raised(call, error, began)
-        return self._returned(call, found, began)
 
     async def one_async(self, seq: int, row: Row, attempt: int) -> Ended:
         call = Call(self.run_id, seq, attempt)
@@ -83,22 +90,20 @@ class Caller:
         try:
             coroutine = self.fn(row, call) if self._with_call else self.fn(row)
             found = await asyncio.wait_for(coroutine, self.timeout_s)
-        except Exception as error:
+            return self._returned(call, found, began)
+        except BaseException as error:
             return self._raised(call, error, began)
-        return self._returned(call, found, began)
 
-    def batch(self, seqs: list[int], table: pa.Table, attempt: int) -> BatchEnded:
-        call = Call(self.run_id, seqs[0], attempt)
+    def batch(self, seqs: Sequence[int], table: pa.Table, attempt: int) -> BatchEnded:
         began = SYSTEM.mono_ns()
-        ended = _Batches(self, seqs, call)
+        ended = _Batches(self, seqs, attempt)
         ended.run(table, 0)
         return ended.result(_micros(began))
 
-    async def batch_async(self, seqs: list[int], table: pa.Table, attempt: int) -> BatchEnded:
+    async def batch_async(self, seqs: Sequence[int], table: pa.Table, attempt: int) -> BatchEnded:
         """As `batch`, for `async def`: the coroutine runs on this loop, halves one by one."""
-        call = Call(self.run_id, seqs[0], attempt)
         began = SYSTEM.mono_ns()
-        ended = _Batches(self, seqs, call)
+        ended = _Batches(self, seqs, attempt)
         await ended.run_async(table, 0, self.timeout_s)
         return ended.result(_micros(began))
 
@@ -111,21 +116,22 @@ class Caller:
             except WrongSchema as error:
                 error_class, text = ErrorClass.SCHEMA, f"returned {error}"
             else:
-                return Ended(call.seq, State.TERMINAL_SUCCESS, values, 0, "", 0, call.cost, micros)
+                cost = _cost(call) if call.cost else 0.0
+                return Ended(call.seq, State.TERMINAL_SUCCESS, values, 0, "", 0, cost, micros)
         elif isinstance(found, Skip):
             state, error_class, text = State.TERMINAL_SKIP, ErrorClass.NONE, found.reason
         elif isinstance(found, Retry):
             error_class, text = ErrorClass.TRANSIENT, found.reason
-            delay_ns = int((found.after_s or 0) * 1e9)
+            delay_ns = _delay_ns(found)
         else:
             text = found.reason
-        return Ended(call.seq, state, None, error_class, _cut(text), delay_ns, call.cost, micros)
+        return Ended(call.seq, state, None, error_class, _cut(text), delay_ns, _cost(call), micros)
 
-    def _raised(self, call: Call, error: Exception, began: int) -> Ended:
-        text = _cut(f"{type(error).__name__}: {error}")
+    def _raised(self, call: Call, error: BaseException, began: int) -> Ended:
+        text = _told(error)
         error_class = self.class_of(error)
         return Ended(
-            call.seq, State.TERMINAL_FAIL, None, error_class, text, 0, call.cost, _micros(began)
+            call.seq, State.TERMINAL_FAIL, None, error_class, text, 0, _cost(call), _micros(began)
         )
 
     def wrong_schema(self, ended: Ended, why: str) -> Ended:
@@ -150,35 +156,41 @@ class Caller:
 class _Batches:
     """One batch and the halves it falls into when the function raises."""
 
-    def __init__(self, caller: Caller, seqs: list[int], call: Call) -> None:
+    def __init__(self, caller: Caller, seqs: Sequence[int], attempt: int) -> None:
         self.caller = caller
         self.seqs = seqs
-        self.call = call
+        self.attempt = attempt
         self.calls = 0
+        self.cost = 0.0
         self.kept: list[tuple[int, pa.RecordBatch]] = []
         self.others: list[Ended] = []
 
     def run(self, table: pa.Table, at: int) -> None:
-        self.calls += 1
+        call = self._begin(table, at)
+        halves: list[tuple[pa.Table, int]] = []
         try:
-            found = self._call(table)
+            found = self._call(table, call)
             self._keep(found, table.num_rows, at)
-        except Exception as error:
-            for half, lo in self._after(error, table, at):
-                self.run(half, lo)
+        except BaseException as error:
+            halves = self._after(error, table, at)
+        self.cost += _cost(call)
+        for half, lo in halves:
+            self.run(half, lo)
 
     async def run_async(self, table: pa.Table, at: int, timeout_s: float) -> None:
-        self.calls += 1
+        call = self._begin(table, at)
+        halves: list[tuple[pa.Table, int]] = []
         try:
-            found = await asyncio.wait_for(self._call(table), timeout_s)
+            found = await asyncio.wait_for(self._call(table, call), timeout_s)
             self._keep(found, table.num_rows, at)
-        except Exception as error:
-            for half, lo in self._after(error, table, at):
-                await self.run_async(half, lo, timeout_s)
+        except BaseException as error:
+            halves = self._after(error, table, at)
+        self.cost += _cost(call)
+        for half, lo in halves:
+            await self.run_async(half, lo, timeout_s)
 
     def result(self, micros: int) -> BatchEnded:
         self.kept.sort(key=lambda kept: kept[0])
-        at = {seq: i for i, seq in enumerate(self.seqs)}
         bad = {other.seq for other in self.others}
         seqs = [seq for seq in self.seqs if seq not in bad] if bad else self.seqs
         batches = [batch for _, batch in self.kept]
@@ -189,12 +201,18 @@ class _Batches:
         else:
             whole = pa.RecordBatch.from_pylist([], schema=self.caller.encoder.arrow)
         assert whole.num_rows == len(seqs), "every row of a batch ends once"
-        self.others.sort(key=lambda other: at[other.seq])
-        return BatchEnded(seqs, whole, self.others, self.call.cost, micros, self.calls)
+        self.others.sort(key=lambda other: other.seq)
+        return BatchEnded(seqs, whole, self.others, self.cost, micros, self.calls)
 
-    def _call(self, table: pa.Table) -> Any:
+    def _begin(self, table: pa.Table, at: int) -> Call:
+        """A half has a key of its own: to the outside it is another request than the whole."""
+        self.calls += 1
+        first, last = self.seqs[at], self.seqs[at + table.num_rows - 1]
+        return Call(self.caller.run_id, first, self.attempt, last=last, rows=table.num_rows)
+
+    def _call(self, table: pa.Table, call: Call) -> Any:
         fn = self.caller.fn
-        return fn(table, self.call) if self.caller._with_call else fn(table)
+        return fn(table, call) if self.caller._with_call else fn(table)
 
     def _keep(self, found: Any, rows: int, at: int) -> None:
         if isinstance(found, pa.RecordBatch):
@@ -206,8 +224,9 @@ class _Batches:
         ):
             if isinstance(found, pa.Table) and column in found.column_names:
                 for i, reason in enumerate(found.column(column).to_pylist()):
-                    if reason is not None:
-                        marks[i] = (state, str(reason))
+                    # A column of booleans marks, too: False is no mark.
+                    if reason is not None and reason is not False:
+                        marks[i] = (state, "" if reason is True else str(reason))
                 found = found.drop_columns([column])
         batch = self.caller.encoder.check_table(found, rows)
         if marks:
@@ -220,13 +239,13 @@ class _Batches:
             kind = ErrorClass.NONE if state == State.TERMINAL_SKIP else ErrorClass.INPUT
             self._other(at + i, state, kind, reason)
 
-    def _after(self, error: Exception, table: pa.Table, at: int) -> list[tuple[pa.Table, int]]:
+    def _after(self, error: BaseException, table: pa.Table, at: int) -> list[tuple[pa.Table, int]]:
         """The halves to try after a failure; none when it is retried whole, or one row is left."""
         error_class = self.caller.class_of(error)
         rows = table.num_rows
         # Only what hangs on one row's content is looked for in halves.
         if error_class != ErrorClass.INPUT or rows == 1:
-            text = f"{type(error).__name__}: {error}"
+            text = _told(error)
             for i in range(rows):
                 self._other(at + i, State.TERMINAL_FAIL, error_class, text)
             return []
@@ -238,6 +257,8 @@ class _Batches:
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
@@ -253,8 +274,42 @@ def takes_call(fn: Callable[..., Any]) -> bool:
     return placed[1].default is placed[1].empty or placed[1].name == "call"
 
 
-def _cut(text: str) -> str:
-    return text[:ERROR_TEXT_CHARS_MAX]
+def _takes_call_by_name(fn: Callable[..., Any]) -> bool:
+    try:
+        found = inspect.signature(fn).parameters.get("call")
+    except (TypeError, ValueError):
+        return False
+    return found is not None and found.kind is found.KEYWORD_ONLY
+
+
+def _cut(text: Any) -> str:
+    """A reason as text that can be sent: an exception may be given as one, or broken text."""
+    try:
+        told = text if isinstance(text, str) else "" if text is None else str(text)
+    except Exception:
+        told = type(text).__name__
+    told = told[:ERROR_TEXT_CHARS_MAX]
+    return told if told.isascii() else told.encode(errors="backslashreplace").decode()
+
+
+def _told(error: BaseException) -> str:
+    return _cut(f"{type(error).__name__}: {_cut(error)}")
+
+
+def _delay_ns(retry: Retry) -> int:
+    """0: the backoff of the stage. At once is not the same as not said."""
+    if retry.after_s is None:
+        return 0
+    return max(int(min(float(retry.after_s) * 1e9, TTL_NS_MAX)), 1)
+
+
+def _cost(call: Call) -> float:
+    """What the function said it cost; a figure for people, so nothing fails over it."""
+    try:
+        cost = float(call.cost)
+    except (TypeError, ValueError):
+        return 0.0
+    return cost if math.isfinite(cost) else 0.0
 
 
 def _micros(began: int) -> int:

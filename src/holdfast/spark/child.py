@@ -55,6 +55,7 @@ def main() -> None:
 
 
 def _do(duty: Duty, function: bytes) -> Verdict:
+    code.look_in(duty.paths)
     try:
         fn, retry_on = code.load(function)
     except code.NotLoadable as error:

@@ -11,10 +11,12 @@ no registry to look it up in.
 from __future__ import annotations
 
 import io
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 
@@ -44,22 +46,27 @@ def dump(fn: Callable[..., Any], retry_on: tuple[type[BaseException], ...]) -> b
     buffer = io.BytesIO()
     try:
         pickler: Any = _Pickler(buffer)  # type: ignore[no-untyped-call]
-        pickler.dump((fn, retry_on, [path for path in sys.path if path]))
+        pickler.dump((fn, retry_on))
     except Exception as error:
         raise NotPicklable(function=_name(fn), why=f"{type(error).__name__}: {error}") from error
-    return buffer.getvalue()
+    paths = [path or os.getcwd() for path in sys.path]
+    return msgspec.msgpack.encode((paths, buffer.getvalue()))
 
 
 def load(data: bytes) -> tuple[Callable[..., Any], tuple[type[BaseException], ...]]:
     """In the child: the function. Modules are looked for where the driver found them, too."""
+    paths, function = msgspec.msgpack.decode(data, type=tuple[list[str], bytes])
+    look_in(paths)
     try:
-        fn, retry_on, paths = cloudpickle.loads(data)
+        fn, retry_on = cloudpickle.loads(function)
     except Exception as error:
         raise NotLoadable(why=f"{type(error).__name__}: {error}") from error
-    for path in paths:
-        if path not in sys.path:
-            sys.path.append(path)
     return fn, retry_on
+
+
+def look_in(paths: list[str]) -> None:
+    """Look for modules there, too, after the places that are known already."""
+    sys.path.extend(path for path in paths if path not in sys.path)
 
 
 class _Pickler(cloudpickle.CloudPickler):

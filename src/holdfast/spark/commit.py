@@ -16,7 +16,7 @@ from collections.abc import Callable
 from holdfast.errors import HoldfastError
 from holdfast.ledger import runs
 from holdfast.spark.office import Office
-from holdfast.spark.sinks import Part, Sink
+from holdfast.spark.sinks import OutputError, Part, Sink
 
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
@@ -59,6 +59,9 @@ class Committer:
                 self._finish()
         except HoldfastError as error:
             self._failed(error)
+        except Exception as error:
+            # A sink of somebody else's, perhaps; without a word the run would wait for ever.
+            self._failed(OutputError(why=f"{type(error).__name__}: {error}"))
 
     def _reconcile(self) -> None:
         """The sink knows best what it holds."""

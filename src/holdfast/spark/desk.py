@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from holdfast.errors import HoldfastError, IllegalTransition
+from holdfast.errors import HoldfastError, StoreError
 from holdfast.ledger.board import Board
 from holdfast.ledger.log import RunLog
 from holdfast.ledger.records import LogEntry
@@ -90,11 +90,6 @@ class Desk:
         if self.error is not None:
             raise self.error
 
-    def halt(self, error: IllegalTransition, entries: Sequence[LogEntry]) -> None:
-        """An illegal move: it is logged, and nothing moves any more."""
-        if entries:
-            self.enqueue(entries).wait()
-
     def flush(self) -> None:
         """Until all that was decided is durable."""
         with self.lock:
@@ -125,6 +120,8 @@ class Desk:
                     self.log.append(entries, puts, checkpoint)
                 except HoldfastError as caught:
                     error = caught
+                except Exception as caught:
+                    error = StoreError(what="log", why=f"{type(caught).__name__}: {caught}")
             if error is not None:
                 with self.lock:
                     self.error = error

@@ -17,9 +17,9 @@ import itertools
 import queue
 import threading
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -42,6 +42,9 @@ WINDOW_ROWS_MAX = 8192
 TELL_ROWS = 32
 TELL_NS = 250_000_000
 WAIT_MS = 500
+# One report of a grant: so many rows, unless they are consecutive, and about so many bytes.
+REPORT_ROWS_MAX = 5000
+REPORT_BYTES_MAX = 8 * 1024 * 1024
 LATENCY_BUCKETS = 32
 
 
@@ -60,6 +63,8 @@ class Duty(msgspec.Struct, frozen=True):
     timeout_s: float
     # Children of this task that died before: the more, the smaller the window.
     deaths: int = 0
+    # Where the worker of Spark finds modules: what was shipped with addPyFile, for one.
+    paths: list[str] = []
 
 
 class HungCall(Exception):
@@ -147,7 +152,7 @@ class Engine:
         if not self._ended_ns:
             self._ended_ns = SYSTEM.mono_ns()
         if news.batch is not None:
-            held.batches.append(news.batch)
+            held.batches += _pieces(news.batch)
             held.ended += news.unit.hi - news.unit.lo
             self._count(news.batch.calls, news.batch.cost, news.batch.micros)
             return
@@ -175,7 +180,7 @@ class Engine:
         """Send the next request, if there is reason for one."""
         now_ns = SYSTEM.mono_ns()
         if self._wants_tokens(now_ns):
-            self._line.ask(wire.Tokens(self._window()))
+            self._line.ask(wire.Tokens(self._window() // (self.duty.batch_rows or 1)))
             return
         unreported = self._unreported()
         running = self._begun_unreported() - unreported
@@ -208,7 +213,21 @@ class Engine:
     def _room(self, unreported: int) -> int:
         """How many rows may be begun by a step that reports what ended."""
         room = self._window() - (self._begun_unreported() - unreported)
-        return min(room, self._tokens) if self.duty.rate else room
+        if not self.duty.rate:
+            return room
+        return min(room, self._tokens * (self.duty.batch_rows or 1))
+
+    def _begins(self, rows: int, room: int) -> int:
+        """How many of a grant's rows to begin: a batch whole, or not at all."""
+        if self.duty.batch_rows:
+            return rows if rows <= room else 0
+        return min(rows, room)
+
+    def _price(self, begun: int) -> int:
+        """What a begin takes of the rate: a token a call."""
+        if not self.duty.rate or not begun:
+            return 0
+        return 1 if self.duty.batch_rows else begun
 
     def _begun_unreported(self) -> int:
         return sum(held.begun - held.reported for held in self._held)
@@ -255,11 +274,12 @@ class Engine:
                     # What ended is told in the same commit.
                     begin = len(held.seqs) if drained else 0
                 elif not any(other.alone for other in self._held):
-                    begin = min(room, len(held.seqs) - held.begun)
+                    begin = self._begins(len(held.seqs) - held.begun, room)
             if not begin and held.ended == held.reported:
                 continue
             move, data = self._move(held, begin)
             room -= begin
+            self._tokens -= self._price(begin)
             moves.append(move)
             attached.append(data)
             self._sent.append((held, begin))
@@ -295,16 +315,26 @@ class Engine:
             data,
         )
 
-    def _report(self, held: Held) -> tuple[list[Done], list[wire.Other], bytes, bytes, int]:
-        """What ended of a grant since the last report, as the wire wants it."""
-        held.reported = held.ended
+    def _report(self, held: Held) -> Report:
+        """What ended of a grant and was not told yet; the rest of much waits for the next frame."""
         if held.batches:
-            batches, held.batches = held.batches, []
-            return _batch_report(batches)
-        results, held.results = held.results, []
-        if not results:
-            return [], [], b"", b"", 0
-        return _row_report(results, self.caller)
+            piece = held.batches.pop(0)
+            held.reported += len(piece.seqs) + len(piece.others)
+            return _batch_report(piece)
+        results, held.results = held.results[:REPORT_ROWS_MAX], held.results[REPORT_ROWS_MAX:]
+        while True:
+            report = _row_report(results, self.caller)
+            if len(report.data) <= REPORT_BYTES_MAX:
+                break
+            if len(results) == 1:
+                why = f"a result of {len(report.data):,} bytes; at most {REPORT_BYTES_MAX:,} fit"
+                results = [self.caller.wrong_schema(results[0], why)]
+                continue
+            half = len(results) // 2
+            held.results = results[half:] + held.results
+            results = results[:half]
+        held.reported += len(results)
+        return report
 
     def _answered(self, found: Any) -> None:
         self._line.busy = False
@@ -331,7 +361,6 @@ class Engine:
                 held.dead = True
             elif begin and answer.state != "stop":
                 held.begun += begin
-                self._tokens -= begin
         if answer.state == "stop":
             self._state = "stop"
             for held in self._held:
@@ -345,14 +374,15 @@ class Engine:
         self._claim_again_ns = now_ns + answer.wait_ms * 1_000_000
         if answer.grant is not None:
             self._held.append(self._take(answer.grant, attached))
-            self._tokens -= answer.grant.begun
+            self._tokens -= self._price(answer.grant.begun)
 
     def _take(self, grant: wire.Granted, attached: memoryview) -> Held:
         table = table_of(attached)
-        seqs = list(itertools.chain.from_iterable(range(part.lo, part.hi) for part in grant.parts))
+        spans = [range(part.lo, part.hi) for part in grant.parts]
+        seqs = spans[0] if len(spans) == 1 else list(itertools.chain.from_iterable(spans))
         attempts = list(
             itertools.chain.from_iterable(
-                [part.attempt] * (part.hi - part.lo) for part in grant.parts
+                itertools.repeat(part.attempt, part.hi - part.lo) for part in grant.parts
             )
         )
         rows: Any = table if self.duty.batch_rows else rows_of(table)
@@ -413,6 +443,8 @@ class _Courier:
 
 def ranges_of(seqs: Iterable[int]) -> list[Range]:
     """Ascending numbers as half-open ranges."""
+    if isinstance(seqs, range):
+        return [(seqs.start, seqs.stop)] if seqs else []
     found: list[Range] = []
     lo = hi = -1
     for seq in seqs:
@@ -427,13 +459,20 @@ def ranges_of(seqs: Iterable[int]) -> list[Range]:
 
 
 def _cut(held: Held) -> None:
-    del held.seqs[held.begun :]
-    del held.attempts[held.begun :]
+    held.seqs = held.seqs[: held.begun]
 
 
-def _row_report(
-    results: list[Ended], caller: Caller
-) -> tuple[list[Done], list[wire.Other], bytes, bytes, int]:
+class Report(NamedTuple):
+    done: list[Done]
+    others: list[wire.Other]
+    data: bytes
+    seqs: bytes
+    lo: int
+
+
+def _row_report(results: list[Ended], caller: Caller) -> Report:
+    if not results:
+        return Report([], [], b"", b"", 0)
     results.sort()
     good = [ended for ended in results if ended.values is not None]
     rest = [ended for ended in results if ended.values is None]
@@ -444,13 +483,9 @@ def _row_report(
         except Exception:
             good, rest, batch = _sift(good, rest, caller)
     done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in _runs(good)]
-    done += [
-        Done(ended.seq, ended.seq + 1, int(ended.state), int(ended.error_class), ended.delay_ns)
-        for ended in rest
-    ]
+    done += _alike(rest)
     data = stream_of(batch) if batch is not None and batch.num_rows else b""
-    seqs, lo = _places([ended.seq for ended in good])
-    return done, _others(rest), data, seqs, lo
+    return Report(done, _others(rest), data, *_places([ended.seq for ended in good]))
 
 
 def _runs(ended: list[Ended]) -> list[Range]:
@@ -474,24 +509,46 @@ def _sift(
     return kept, sorted(rest), batch
 
 
-def _batch_report(
-    batches: list[BatchEnded],
-) -> tuple[list[Done], list[wire.Other], bytes, bytes, int]:
-    batches.sort(key=lambda ended: ended.seqs[0] if ended.seqs else -1)
-    seqs = [seq for ended in batches for seq in ended.seqs]
-    rest = sorted(other for ended in batches for other in ended.others)
-    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in ranges_of(seqs)]
-    done += [
-        Done(other.seq, other.seq + 1, int(other.state), int(other.error_class), other.delay_ns)
-        for other in rest
+def _pieces(ended: BatchEnded) -> list[BatchEnded]:
+    """A batch's outcome in parts that fit into a frame, and into a value of the store."""
+    rows, size = ended.batch.num_rows, ended.batch.nbytes
+    step = min(max(rows * REPORT_BYTES_MAX // max(size, 1) // 2, 1), max(rows, 1))
+    if not isinstance(ended.seqs, range):
+        step = min(step, REPORT_ROWS_MAX)
+    if rows <= step and len(ended.others) <= REPORT_ROWS_MAX:
+        return [ended]
+    found = [
+        BatchEnded(ended.seqs[at : at + step], ended.batch.slice(at, step), [], 0.0, 0, 0)
+        for at in range(0, rows, step)
     ]
-    parts = [ended.batch for ended in batches if ended.batch.num_rows]
-    whole = parts[0] if len(parts) == 1 else pa.concat_batches(parts) if parts else None
-    places, lo = _places(seqs)
-    return done, _others(rest), b"" if whole is None else stream_of(whole), places, lo
+    found += [
+        BatchEnded([], ended.batch.slice(0, 0), ended.others[at : at + REPORT_ROWS_MAX], 0.0, 0, 0)
+        for at in range(0, len(ended.others), REPORT_ROWS_MAX)
+    ]
+    return found
 
 
-def _places(seqs: list[int]) -> tuple[bytes, int]:
+def _batch_report(ended: BatchEnded) -> Report:
+    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in ranges_of(ended.seqs)]
+    done += _alike(ended.others)
+    data = stream_of(ended.batch) if ended.batch.num_rows else b""
+    return Report(done, _others(ended.others), data, *_places(ended.seqs))
+
+
+def _alike(rest: list[Ended]) -> list[Done]:
+    """Rows without a result, in order; neighbours that ended alike are one."""
+    found: list[Done] = []
+    for one in rest:
+        last = found[-1] if found else None
+        how = (int(one.state), int(one.error_class), one.delay_ns)
+        if last and last.hi == one.seq and (last.code, last.error_class, last.delay_ns) == how:
+            found[-1] = Done(last.lo, one.seq + 1, *how)
+        else:
+            found.append(Done(one.seq, one.seq + 1, *how))
+    return found
+
+
+def _places(seqs: Sequence[int]) -> tuple[bytes, int]:
     """Where results belong: their distances from the first; none when they are consecutive."""
     if not seqs:
         return b"", 0

@@ -55,6 +55,7 @@ class Input:
         self._blocks = [n for n, _ in record.blocks]
         self._ends = list(accumulate(rows for _, rows in record.blocks))
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+        self._row_bytes = 0
 
     def rows(self, ranges: Iterable[Range], columns: list[str] | None = None) -> pa.Table:
         found: list[pa.Table] = []
@@ -73,6 +74,12 @@ class Input:
             table = pa.concat_tables(found) if len(found) > 1 else found[0]
         return table.select(columns) if columns is not None else table
 
+    def row_bytes(self, seq: int) -> int:
+        """About how large a row is, by the block that was read last, or that holds the seq."""
+        if not self._row_bytes and self.size:
+            self._block(self._blocks[bisect_right(self._ends, min(seq, self.size - 1))])
+        return max(self._row_bytes, 1)
+
     def _block(self, n: int) -> pa.Table:
         table = self._cache.get(n)
         if table is None:
@@ -80,6 +87,7 @@ class Input:
             if data is None:
                 raise StoreCorrupt(what="input block", run_id=self.run_id, block=n)
             table = self._cache[n] = table_of(data)
+            self._row_bytes = len(data) // max(table.num_rows, 1)
             if len(self._cache) > BLOCKS_CACHED:
                 self._cache.popitem(last=False)
         else:

@@ -13,12 +13,13 @@ from typing import Any
 
 from holdfast import codec
 from holdfast.durable.lease import Lease
-from holdfast.errors import Fenced, HoldfastError, IllegalTransition, Invalid
+from holdfast.errors import Conflict, Fenced, HoldfastError, Invalid
 from holdfast.ledger import runs
 from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
 from holdfast.ledger.board import Board, Entries
 from holdfast.ledger.classes import ErrorClass
-from holdfast.ledger.records import Part, Reclaimed
+from holdfast.ledger.log import load
+from holdfast.ledger.records import Halted, Part, Reclaimed
 from holdfast.ledger.states import State
 from holdfast.spark import merge, wire
 from holdfast.spark.desk import Desk, Put
@@ -32,7 +33,9 @@ SERIES_MAX = 512
 ERRORS_SHOWN = 20
 ERRORS_KEPT = 500
 WAIT_MS_MAX = 5000
+GRANT_BYTES_MAX = 64 * 1024 * 1024
 DELETE_BLOCKS = 100
+SPIN_NS = 10_000_000
 LOST = "its interpreter died, or its lease ran out, at every try"
 
 
@@ -62,6 +65,8 @@ class Office:
         self._sampled = 0
         if record.status is not runs.Status.INGESTING:
             self._open_input()
+        else:
+            self._blocks = store.read(runs.next_block, record.run_id)
 
     # --- the input --------------------------------------------------------------------------
 
@@ -76,7 +81,12 @@ class Office:
         return wire.Block(n)
 
     def seal(self, seal: wire.Seal) -> wire.Sealed:
-        """Merge if need be, open the board, make the run known as open; all or nothing."""
+        """Merge if need be, open the board, make the run known as open; all or nothing.
+
+        It may come again, on another line or to another process: then as much of it as is left.
+        """
+        if self.record.status is not runs.Status.INGESTING:
+            return wire.Sealed(self.record.size)
         blocks = list(seal.blocks)
         if seal.merge:
             merged = merge.merge(
@@ -87,7 +97,13 @@ class Office:
             )
             blocks = merged.blocks
         size = sum(rows for _, rows in blocks)
-        board, entries = Board.open(size, self.record.policy, now_ns=self.store.now_ns())
+        entries: Entries = []
+        if self.desk.height:
+            board = load(self.store, self.record.run_id)
+            if board.size != size:
+                raise Conflict(what="input", why="sealed with another size", found=size)
+        else:
+            board, entries = Board.open(size, self.record.policy, now_ns=self.store.now_ns())
         with self.desk.lock:
             ticket = self.desk.begin(board, entries)
         ticket.wait()
@@ -130,6 +146,7 @@ class Office:
 
     def _open_input(self) -> None:
         self._input = Input(self.store, self.record)
+        self._input.row_bytes(0)
         self._outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
         with self.desk.lock:
             self._reused = sum(self.desk.board.ended[:2])
@@ -137,26 +154,45 @@ class Office:
     # --- work -------------------------------------------------------------------------------
 
     def step(self, owner: str, step: wire.Step, data: memoryview) -> tuple[wire.Stepped, bytes]:
+        moved: list[wire.Moved] = []
+        entries: Entries = []
+        puts: list[Put] = []
+        answer: Answer | None = None
+        failure: Exception | None = None
         with self.desk.lock:
-            moved, entries, puts = self._moves(step.moves, data)
-            answer: Answer | None = None
-            if step.claim is not None:
-                answer, more = self._claim(owner, step.claim)
-                entries += more
+            was = self.desk.board.halted
+            try:
+                self._moves(step.moves, data, moved, entries, puts)
+                if step.claim is not None:
+                    answer, more = self._claim(owner, step.claim)
+                    entries += more
+            except Exception as error:
+                # What was decided before is on the board, so it is logged all the same.
+                failure = error
+            halted = self.desk.board.halted
+            if halted is not None and was is None:
+                entries.append(halted)
             self._note(step)
             ticket = self.desk.enqueue(entries, puts)
         ticket.wait()
+        if halted is not None and was is None:
+            self._mark_halted(halted)
+        if failure is not None:
+            raise failure
         if isinstance(answer, Wait) and step.wait_ms and step.claim is not None:
             answer = self._wait(owner, step.claim, answer, step.wait_ms)
         stop = next((one for one in moved if one.stop), None)
         return self._stepped(moved, answer, stop.stop if stop else "")
 
     def _moves(
-        self, moves: Sequence[wire.Move], data: memoryview
-    ) -> tuple[list[wire.Moved], Entries, list[Put]]:
-        moved: list[wire.Moved] = []
-        entries: Entries = []
-        puts: list[Put] = []
+        self,
+        moves: Sequence[wire.Move],
+        data: memoryview,
+        moved: list[wire.Moved],
+        entries: Entries,
+        puts: list[Put],
+    ) -> None:
+        """Take each report; what came of it is added to the three lists."""
         at = 0
         for move in moves:
             batch = data[at : at + move.size]
@@ -174,9 +210,6 @@ class Office:
             except Fenced:
                 moved.append(wire.Moved(True, 0, ""))
                 continue
-            except IllegalTransition:
-                self._halt(entries, puts)
-                raise
             moved.append(wire.Moved(False, taken.held, taken.stop))
             if not more:
                 continue
@@ -186,17 +219,13 @@ class Office:
                 page = self._first(move) // self.record.policy.page_rows
                 key = runs.chunk_key(self.record.run_id, page, height)
                 puts.append((key, codec.pack(chunk)))
-        return moved, entries, puts
 
-    def _halt(self, entries: Entries, puts: list[Put]) -> None:
-        """Log the illegal move and mark the run: it is for a person now."""
-        halted = self.desk.board.halted
-        assert halted is not None
+    def _mark_halted(self, halted: Halted) -> None:
+        """The log has the illegal move; say it in the run's record: it is for a person now."""
         why = (
             f"seq {halted.seq}: {halted.prior} -> {halted.attempted} by {halted.owner} at "
             f"{halted.decided_ns} ns {halted.why}"
         )
-        self.desk.enqueue([*entries, halted], puts).wait()
         if self.record.status in runs.GOING:
             self.move(runs.Event.HALT, halted=why)
 
@@ -260,7 +289,10 @@ class Office:
             # Towards the end the rest is shared out, so that nobody is left with all of it.
             left = board.size - sum(board.ended)
             fair = left // (2 * max(len(self.owners), 1))
-            rows = max(min(rows, fair), max(claim.begin, 1))
+            # Rows may be whole documents: what is handed out must fit into a frame.
+            assert self._input is not None
+            fair = min(fair, GRANT_BYTES_MAX // self._input.row_bytes(claim.lo))
+            rows = max(min(rows, fair), 1)
         return board.claim(
             owner, rows, now_ns=self.store.now_ns(), lo=claim.lo, hi=hi, begin=claim.begin
         )
@@ -271,7 +303,8 @@ class Office:
         while isinstance(answer, Wait):
             with self.desk.lock:
                 now_ns = self.store.now_ns()
-                due_ns = min(answer.until_ns or until_ns, until_ns)
+                # What is due already may still be waiting for the next tick.
+                due_ns = min(max(answer.until_ns or until_ns, now_ns + SPIN_NS), until_ns)
                 if now_ns < due_ns:
                     self.desk.changed.wait((due_ns - now_ns) / 1e9)
                 if self.store.now_ns() >= until_ns:
@@ -363,6 +396,9 @@ class Office:
 
     def outcomes(self, ask: wire.Outcomes) -> tuple[wire.Table, bytes]:
         with self.desk.lock:
+            size = self.desk.board.size
+            if not 0 <= ask.lo <= ask.hi <= size:
+                raise Invalid(what="range", why="not in the run", found=(ask.lo, ask.hi), size=size)
             ready = self.desk.board.ledger.is_final(ask.lo, ask.hi)
             if ask.lo in self._served:
                 self._reused += ask.hi - ask.lo

@@ -40,16 +40,26 @@ class Fail:
 
 
 class Call:
-    """One try at one row. `idempotency_key` is the same for every try of it in this run."""
+    """One try at one row, or at the `rows` rows of a batch from `seq` to `last`.
 
-    __slots__ = ("attempt", "cost", "run_id", "seq")
+    `idempotency_key` is the same for every try of it in this run. Of a batch it is that of these rows
+    together: when a batch is tried again in parts, each of them has its own.
+    """
 
-    def __init__(self, run_id: str, seq: int, attempt: int) -> None:
+    __slots__ = ("attempt", "cost", "last", "rows", "run_id", "seq")
+
+    def __init__(
+        self, run_id: str, seq: int, attempt: int, *, last: int | None = None, rows: int = 1
+    ) -> None:
         self.run_id = run_id
         self.seq = seq
         self.attempt = attempt
+        self.last = last
+        self.rows = rows
         self.cost = 0.0
 
     @property
     def idempotency_key(self) -> str:
-        return f"{self.run_id}:{self.seq}"
+        if self.last is None:
+            return f"{self.run_id}:{self.seq}"
+        return f"{self.run_id}:{self.seq}-{self.last}:{self.rows}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,8 +27,8 @@ class Held:
     """A grant in this child's hands: rows in order, the first `begun` of them are begun."""
 
     epoch: int
-    seqs: list[int]
-    attempts: list[int]
+    seqs: Sequence[int]
+    attempts: Sequence[int]
     rows: Any  # list[Row], or the Arrow table of a batch
     alone: bool
     begun: int = 0

@@ -286,7 +286,7 @@ def _errors(progress: Progress) -> str:
 def _sample(record: RunRecord, progress: Progress, sample: Sequence[FailedRow]) -> str:
     rows = [
         (
-            f"{row.seq:,}",
+            f"{row.seq}",
             _short(row.key, KEY_CHARS_MAX),
             f"{row.attempts}",
             class_text(row.error_class),

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import types as T
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql import types as T
 from pyspark.sql.types import Row, StructType, _create_row
 
 
@@ -83,10 +83,12 @@ class Encoder:
 
     def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
         """Rows of values as one batch. Raises what Arrow or Spark raises; ask `fits` then."""
+        if not rows:
+            return pa.RecordBatch.from_pylist([], schema=self.arrow)
         if not self._plain:
-            table = LocalDataToArrowConversion.convert(rows, self.schema, False)
+            table = LocalDataToArrowConversion.convert(list(rows), self.schema, False)
             return _one_batch(table.cast(self.arrow))
-        columns: Iterable[Any] = zip(*rows, strict=True) if rows else [()] * len(self.names)
+        columns: Iterable[Any] = zip(*rows, strict=True)
         arrays = [
             pa.array(column, field.type) for column, field in zip(columns, self.arrow, strict=True)
         ]

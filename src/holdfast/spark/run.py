@@ -92,6 +92,8 @@ class Drive:
             lambda: ingest(df, key, Blocks(self.keeper.address)),
         )
         while not job.join(POLL_S):
+            # Asking brings a service back that died: tasks wait for it.
+            self.keeper.ask(wire.Status())
             self.bar.ingesting()
         if job.error is not None:
             raise job.error

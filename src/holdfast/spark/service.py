@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import itertools
 import os
+import signal
 import socket
 import sys
 import threading
@@ -25,7 +27,7 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.durable import lease as leases
-from holdfast.errors import Conflict, Fenced, Held, HoldfastError, Invalid
+from holdfast.errors import Conflict, Fenced, Held, HoldfastError, Invalid, StoreError
 from holdfast.ledger import runs
 from holdfast.ledger.log import RunLog, open_run
 from holdfast.spark import wire
@@ -44,6 +46,9 @@ PROGRESS_NS = 2_000_000_000
 HELLO_BYTES_MAX = 4096
 BACKLOG = 512
 EXIT_FENCED = 76
+
+
+_ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel
 
 
 class RunAtWork(Held):
@@ -72,6 +77,8 @@ class Ready(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
+    # Ctrl-C is for the driver, which then closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     size = int.from_bytes(source.read(4), "little")
@@ -99,6 +106,7 @@ class Service:
         except BaseException:
             self.store.close()
             raise
+        self._lines = itertools.count(1)
         self._leaving = threading.Event()
         self._stopped = threading.Event()
         self.committer: Committer | None = None
@@ -172,6 +180,11 @@ class Service:
                     answer, attached = self._answer(owner, request, data)
                 except HoldfastError as error:
                     answer, attached = wire.refused(error), b""
+                except Exception as error:
+                    why = f"{type(error).__name__}: {error}"
+                    print(f"holdfast: {type(request).__name__}: {why}", file=sys.stderr, flush=True)
+                    told = StoreError(what=type(request).__name__, why=why)
+                    answer, attached = wire.refused(told), b""
                 wire.send(line, answer, attached)
         except (OSError, HoldfastError):
             pass
@@ -190,14 +203,18 @@ class Service:
             wire.send(line, wire.refused(Invalid(what="token", why="not of this run")))
             raise Invalid(what="token", why="not of this run")
         record = self.office.record
-        if hello.owner.startswith("child/"):
+        # A child that connects again is another owner: what the old line held goes with that line.
+        owner = f"{hello.owner}#{next(self._lines)}"
+        if owner.startswith("child/"):
             with self.office.desk.lock:
-                self.office.owners.add(hello.owner)
+                self.office.owners.add(owner)
         wire.send(line, wire.Welcome(record.run_id, record.size, record.policy.lease_ns))
-        return hello.owner
+        return owner
 
     def _answer(self, owner: str, request: Any, data: memoryview) -> tuple[wire.Message, bytes]:
         office = self.office
+        if isinstance(request, _ABOUT_ROWS) and not office.desk.has_board:
+            raise Invalid(what=type(request).__name__, why="the run has no input yet")
         if isinstance(request, wire.Step):
             return office.step(owner, request, data)
         if isinstance(request, wire.Beat):

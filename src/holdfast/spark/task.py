@@ -101,6 +101,7 @@ def run_duty(duty: Duty, function: bytes) -> str:
     """Keep a child at it until the rows of the duty are done; over or stop."""
     deaths = barren = 0
     before = b""
+    duty = msgspec.structs.replace(duty, paths=[path for path in sys.path if path])
     while True:
         child = take_child()
         verdict = child.do(msgspec.structs.replace(duty, deaths=deaths), function)

@@ -1,0 +1,125 @@
+"""What the demo's third act runs: a Spark driver that labels documents, and the model it pays.
+
+python -m holdfast.cli.demo_labels model DIR       the model: its address and its bill go to DIR
+python -m holdfast.cli.demo_labels drive DIR       the driver: DIR holds store and output, too
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.request import Request, urlopen
+
+DOCUMENTS = 900
+EMPTY_EVERY = 45
+DEADLY = frozenset({333, 666})
+KINDS = ("invoice", "letter", "report")
+SECONDS_A_CALL = 0.02
+COST_A_CALL = 0.002
+CONCURRENCY = 8
+FLUSH_ROWS = 16
+
+
+def text_of(n: int) -> str:
+    if n % EMPTY_EVERY == 0:
+        return ""
+    return f"{KINDS[n % 3]} number {n}" + (" %CRASH%" if n in DEADLY else "")
+
+
+class Classify:
+    """The stage's function: one paid call for each document that has a text."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def __call__(self, row: Any, call: Any) -> Any:
+        from holdfast.spark import Skip
+
+        if not row.text:
+            return Skip("empty")
+        if "%CRASH%" in row.text:
+            os.kill(os.getpid(), signal.SIGKILL)  # what a bad file does to a parser written in C
+        body = json.dumps({"text": row.text}).encode()
+        asked = Request(self.url, body, {"Idempotency-Key": call.idempotency_key})
+        with urlopen(asked, timeout=10) as answered:
+            answer = json.load(answered)
+        call.cost = answer["cost"]
+        return {"label": answer["label"]}
+
+
+def drive(home: Path) -> None:
+    from holdfast.spark import Stage, session
+
+    spark = session("local[2]", config={"spark.ui.enabled": "false"})
+    rows = [(f"doc-{n:04}", text_of(n)) for n in range(DOCUMENTS)]
+    documents = spark.createDataFrame(rows, "doc_id string, text string")
+    stage = Stage(
+        "labels",
+        Classify((home / "model.url").read_text()),
+        key="doc_id",
+        schema="label string",
+        store=str(home / "ledger"),
+        retry_on=(OSError,),
+        concurrency=CONCURRENCY,
+        flush_rows=FLUSH_ROWS,
+        progress="quiet",
+    )
+    run = stage.run(documents, output=str(home / "labels"))
+    labels = [tuple(row) for row in run.output().collect()]
+    found = {
+        "run_id": run.run_id,
+        "counts": run.counts(),
+        "labels": labels,
+        "cost": run.progress().cost,
+        "failed": [row.doc_id for row in run.failed().collect()],
+    }
+    (home / "found.json").write_text(json.dumps(found))
+
+
+class Model(BaseHTTPRequestHandler):
+    """Charges for every call, so that none can hide: a line of the bill is its idempotency key."""
+
+    bill: Path
+
+    def do_POST(self) -> None:
+        with self.bill.open("a") as bill:
+            bill.write(self.headers["Idempotency-Key"] + "\n")
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        time.sleep(SECONDS_A_CALL)
+        label = asked["text"].split()[0]
+        answer = json.dumps({"label": label, "cost": COST_A_CALL}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 128
+
+    def handle_error(self, *_: object) -> None:
+        """Who asked is gone before the answer came. It is paid for all the same."""
+
+
+def model(home: Path) -> None:
+    Model.bill = home / "bill.txt"
+    Model.bill.touch()
+    with Server(("127.0.0.1", 0), Model) as server:
+        part = home / ".model.url"
+        part.write_text(f"http://127.0.0.1:{server.server_port}/")
+        part.replace(home / "model.url")
+        server.serve_forever()
+
+
+if __name__ == "__main__":
+    {"model": model, "drive": drive}[sys.argv[1]](Path(sys.argv[2]))

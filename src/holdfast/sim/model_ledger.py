@@ -1,0 +1,290 @@
+"""A run's ledger, stated once more: a list of states, and what each entry of a log does to it.
+
+It is the plain way to say it: one row at a time, sets instead of ranges, no budgets kept but those
+that are recounted. Entries are read by position from what lies in the log. Whatever an entry does
+that it may not do is told to `bad`, under the number of the predicate that it breaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+UNSEEN, DISPATCHED, IN_FLIGHT, SUCCESS, SKIP, FAIL, CANCEL, COMMITTED = range(8)
+# The twelve moves, and no other.
+MOVES = {
+    (UNSEEN, DISPATCHED), (DISPATCHED, IN_FLIGHT), (DISPATCHED, CANCEL), (IN_FLIGHT, SUCCESS),
+    (IN_FLIGHT, SKIP), (IN_FLIGHT, FAIL), (IN_FLIGHT, CANCEL), (FAIL, DISPATCHED),
+    (SUCCESS, COMMITTED), (SKIP, COMMITTED), (FAIL, COMMITTED), (CANCEL, COMMITTED),
+}  # fmt: skip
+# Transient, resource, lease expired.
+RETRYABLE = (1, 2, 3)
+EXPIRED = 3
+POLICY = [
+    "attempts_max",
+    "retries_max",
+    "lease_ns",
+    "grace_ns",
+    "page_rows",
+    "batch_rows",
+    "ahead_rows_max",
+    "backoff_first_ns",
+    "backoff_factor",
+    "backoff_max_ns",
+]
+
+Bad = Callable[[str, str], None]
+Ranges = Iterable[tuple[int, int]]
+
+_decode = msgspec.msgpack.Decoder().decode
+
+
+class Held:
+    """A grant: its rows that are not begun, and those that are."""
+
+    def __init__(self, rows: Iterable[int], at_ns: int) -> None:
+        self.idle = set(rows)
+        self.begun: set[int] = set()
+        self.n = 0
+        # The last sign of life: nobody may take the grant for expired before a lease has passed.
+        self.heard_ns = at_ns
+
+
+class Ledger:
+    """One run, entry by entry."""
+
+    def __init__(self, run: str, bad: Bad) -> None:
+        self.run = run
+        self._bad = bad
+        self.opened = False
+        self.policy: dict[str, Any] = {}
+        self.state: list[int] = []
+        self.attempts: list[int] = []
+        self.ended = [0, 0, 0, 0]
+        self.grants: dict[int, Held] = {}
+        self.epoch = 0
+        self.begins: set[tuple[int, int]] = set()  # (epoch, seq)
+        self.terminals: set[tuple[int, int]] = set()  # (seq, attempt)
+        self.replies: dict[tuple[int, int], bytes] = {}  # (epoch, n) → digest
+        self.suspects: set[int] = set()
+        self.rests: dict[int, int] = {}  # seq → not before
+        self.retries = 0
+        self.next_commit = 0
+        self.cancelling = False
+        self.grace_ends_ns = 0
+        self.halted = False
+        self.decided_ns = 0
+
+    def apply(self, body: bytes) -> str:
+        """What one entry does; its kind."""
+        kind, decided_ns, *rest = _decode(body)
+        if self.opened != (kind != "opened"):
+            self.bad("S1", f"{kind} {'after' if self.opened else 'before'} it was opened")
+        if self.halted:
+            self.bad("S1", f"{kind} after the run was halted")
+        if decided_ns < self.decided_ns:
+            self.bad("S5", f"{kind}: time runs backward")
+        self.decided_ns = decided_ns
+        getattr(self, f"_{kind}")(*rest)
+        return str(kind)
+
+    def bad(self, number: str, what: str) -> None:
+        self._bad(number, f"{self.run}: {what}")
+
+    def counts(self) -> list[int]:
+        return [self.state.count(code) for code in range(8)]
+
+    def prefix(self) -> int:
+        """The first row that is not final."""
+        return next((s for s, code in enumerate(self.state) if code < SUCCESS), len(self.state))
+
+    # -- entries -------------------------------------------------------------------------------
+
+    def _opened(self, size: int, policy: list[Any]) -> None:
+        self.opened = True
+        self.policy = dict(zip(POLICY, policy, strict=True))
+        self.state, self.attempts = [UNSEEN] * size, [0] * size
+
+    def _leased(self, epoch: int, owner: str, parts: list[Any], begun: Ranges, alone: bool) -> None:
+        if epoch != self.epoch + 1:
+            self.bad("S1", f"epoch {epoch} follows {self.epoch}")
+        self.epoch = epoch
+        if self.cancelling:
+            self.bad("S1", "rows handed out while the run is being cancelled")
+        held_by = {seq for held in self.grants.values() for seq in held.idle | held.begun}
+        unseen = next((s for s, code in enumerate(self.state) if code == UNSEEN), 0)
+        rows = [(seq, part[2]) for part in parts for seq in range(part[0], part[1])]
+        if len({seq // self.policy["page_rows"] for seq, _ in rows}) > 1:
+            self.bad("S1", f"grant {epoch} crosses a page")
+        for seq, attempt in rows:
+            if self.state[seq] == UNSEEN:
+                ahead = self.policy["ahead_rows_max"]
+                if ahead and unseen - self.next_commit > ahead:
+                    self.bad("S3", f"{seq} handed out too far ahead of {self.next_commit}")
+                self._move(seq, DISPATCHED)
+            elif self.state[seq] >= SUCCESS:
+                self.bad("P2", f"{seq} ended, and was handed out again")
+            elif self.state[seq] != DISPATCHED or seq in held_by:
+                self.bad("S1", f"{seq} granted while another grant has it")
+            if attempt != self.attempts[seq] + 1:
+                self.bad("S2", f"{seq} handed out as attempt {attempt}")
+            if self.rests.pop(seq, 0) > self.decided_ns:
+                self.bad("T1", f"{seq} tried again before its time")
+        seqs = [seq for seq, _ in rows]
+        if alone != bool(self.suspects & set(seqs)) or (alone and not set(seqs) <= self.suspects):
+            self.bad("S5", f"suspects {sorted(self.suspects)}, granted {seqs}, alone {alone}")
+        if alone and len(seqs) > max(1, int(self.policy["batch_rows"] ** 0.5)):
+            self.bad("S5", f"{len(seqs)} suspects at once")
+        self.suspects -= set(seqs)
+        held = self.grants[epoch] = Held(seqs, self.decided_ns)
+        self._begin(epoch, held, begun)
+
+    def _advanced(
+        self, epoch: int, n: int, digest: bytes, done: list[Any], retried: list[Any],
+        begun: Ranges, stop: str,
+    ) -> None:  # fmt: skip
+        held = self.grants.get(epoch)
+        if held is None:
+            self.bad("S6", f"a report of grant {epoch}, which is lost or over")
+            held = Held((), 0)
+        if (epoch, n) in self.replies:
+            self.bad("S2", f"report {n} of grant {epoch} was counted twice")
+        elif n != held.n + 1:
+            self.bad("S2", f"report {n} of grant {epoch} after {held.n}")
+        held.n, held.heard_ns = n, self.decided_ns
+        self.replies[epoch, n] = digest
+        for lo, hi, code, error, *_ in done:
+            for seq in range(lo, hi):
+                if code == FAIL and self._may_retry(seq, error):
+                    self.bad("S3", f"{seq} failed for good with budget left")
+                self._end(epoch, held, seq, code)
+        for lo, hi, error, not_before_ns in retried:
+            for seq in range(lo, hi):
+                if not self._may_retry(seq, error):
+                    self.bad("S3", f"{seq} tried again beyond its budget")
+                self._end(epoch, held, seq, FAIL)
+                self._retry(seq)
+                self.rests[seq] = not_before_ns
+        if begun and self.cancelling:
+            self.bad("S1", "rows begun while the run is being cancelled")
+        self._begin(epoch, held, begun)
+        if not held.idle and not held.begun:
+            self.grants.pop(epoch, None)
+
+    def _ripened(self) -> None: ...
+
+    def _reclaimed(
+        self, epoch: int, why: str, suspects: Ranges, failed: Ranges, cancelled: Ranges
+    ) -> None:
+        held = self.grants.pop(epoch, None)
+        if held is None:
+            self.bad("S1", f"grant {epoch} reclaimed, which is lost or over")
+            return
+        if why == "expired" and self.decided_ns - held.heard_ns < self.policy["lease_ns"]:
+            self.bad("S5", f"grant {epoch} expired before its time")
+        should = self._verdict(held)
+        told = [set(_seqs(suspects)), set(_seqs(failed)), set(_seqs(cancelled))]
+        if told != should:
+            self.bad("S5", f"grant {epoch}: {told} decided, not {should}")
+        for seq in sorted(told[0] | told[1]):
+            self._end(epoch, held, seq, FAIL)
+            if seq in told[0]:
+                self._retry(seq)
+        self.suspects |= told[0]
+        for seq in told[2]:
+            self._end(epoch, held, seq, CANCEL)
+
+    def _verdict(self, held: Held) -> list[set[int]]:
+        """Suspects, failed and cancelled rows of a lost grant: lowest rows have the budget first."""
+        if self.cancelling:
+            return [set(), set(), set(held.begun)]
+        suspects: set[int] = set()
+        for seq in sorted(held.begun):
+            if self._may_retry(seq, EXPIRED, len(suspects)):
+                suspects.add(seq)
+        return [suspects, held.begun - suspects, set()]
+
+    def _cancelling(self, grace_ends_ns: int) -> None:
+        self.cancelling, self.grace_ends_ns = True, grace_ends_ns
+        if grace_ends_ns != self.decided_ns + self.policy["grace_ns"]:
+            self.bad("S5", "a grace of another length")
+        for seq, code in enumerate(self.state):
+            if code == UNSEEN:
+                self._move(seq, DISPATCHED)
+            if code in (UNSEEN, DISPATCHED):
+                self._finish(seq, CANCEL)
+        self.suspects.clear()
+        for epoch, held in list(self.grants.items()):
+            held.idle.clear()
+            if not held.begun:
+                del self.grants[epoch]
+
+    def _cancelled(self) -> None:
+        if not self.cancelling or self.decided_ns < self.grace_ends_ns:
+            self.bad("S5", "the grace ended before its time")
+        for held in self.grants.values():
+            for seq in held.begun:
+                self._finish(seq, CANCEL)
+        self.grants.clear()
+
+    def _committed(self, upto: int, version: int) -> None:
+        if version != upto - 1 or upto <= self.next_commit:
+            self.bad("P1", f"{self.next_commit} to {upto} committed as version {version}")
+        for seq in range(self.next_commit, upto):
+            self._move(seq, COMMITTED)
+        self.next_commit = upto
+
+    def _halted(self, *about: Any) -> None:
+        self.halted = True
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _move(self, seq: int, to: int) -> None:
+        if (self.state[seq], to) not in MOVES:
+            self.bad("S1", f"{seq}: {self.state[seq]} to {to}")
+        self.state[seq] = to
+
+    def _finish(self, seq: int, code: int) -> None:
+        """A terminal, once for each attempt."""
+        if self.state[seq] == COMMITTED or (seq, self.attempts[seq]) in self.terminals:
+            self.bad("S2", f"{seq} ended twice in attempt {self.attempts[seq] + 1}")
+        self.terminals.add((seq, self.attempts[seq]))
+        self._move(seq, code)
+        self.ended[code - SUCCESS] += 1
+
+    def _end(self, epoch: int, held: Held, seq: int, code: int) -> None:
+        if seq not in held.begun:
+            self.bad("S1", f"{seq} ended by grant {epoch}, which had not begun it")
+        held.begun.discard(seq)
+        self._finish(seq, code)
+
+    def _retry(self, seq: int) -> None:
+        self._move(seq, DISPATCHED)
+        self.ended[FAIL - SUCCESS] -= 1
+        self.attempts[seq] += 1
+        self.retries += 1
+
+    def _may_retry(self, seq: int, error: int, besides: int = 0) -> bool:
+        bound = self.policy["retries_max"]
+        return (
+            not self.cancelling
+            and error in RETRYABLE
+            and self.attempts[seq] + 1 < self.policy["attempts_max"]
+            and (not bound or self.retries + besides < bound)
+        )
+
+    def _begin(self, epoch: int, held: Held, begun: Ranges) -> None:
+        for seq in _seqs(begun):
+            if seq not in held.idle:
+                self.bad("S1", f"{seq} begun by grant {epoch}, which does not have it")
+            held.idle.discard(seq)
+            held.begun.add(seq)
+            self.begins.add((epoch, seq))
+            self._move(seq, IN_FLIGHT)
+
+
+def _seqs(ranges: Ranges) -> Iterator[int]:
+    for lo, hi in ranges:
+        yield from range(lo, hi)

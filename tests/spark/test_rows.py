@@ -1,0 +1,268 @@
+"""What a function returns becomes columns of the declared schema, or says which column it is not."""
+
+from __future__ import annotations
+
+import datetime as dt
+from array import array
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import types as T
+from pyspark.sql.types import Row, StructField, StructType
+
+from holdfast.spark.rows import Encoder, WrongSchema, rows_of, stream_of, table_of
+
+pytestmark = pytest.mark.timeout(30)
+
+POINT = StructType([StructField("a", T.IntegerType()), StructField("b", T.StringType())])
+STRICT = StructType([StructField("a", T.IntegerType(), False)])
+
+
+def encoder(*kinds: T.DataType, nullable: bool = True) -> Encoder:
+    names = ["y", "z"]
+    return Encoder(
+        StructType([StructField(n, k, nullable) for n, k in zip(names, kinds, strict=False)])
+    )
+
+
+def kept(kind: T.DataType, value: Any) -> Any:
+    """The value as it comes back."""
+    one = encoder(kind)
+    return one.batch([one.values({"y": value})]).to_pylist()[0]["y"]
+
+
+TIME = dt.datetime(2024, 2, 29, 12, 30, 1, 5)
+
+KEPT = [
+    (T.IntegerType(), 5, 5),
+    (T.DoubleType(), 2, 2.0),
+    (T.DoubleType(), 2.5, 2.5),
+    (T.StringType(), "ü", "ü"),
+    (T.BooleanType(), False, False),
+    (T.DateType(), dt.date(2024, 2, 29), dt.date(2024, 2, 29)),
+    (T.DecimalType(6, 2), Decimal("12.5"), Decimal("12.50")),
+    (T.BinaryType(), b"\x00\xff", b"\x00\xff"),
+    (T.BinaryType(), bytearray(b"ab"), b"ab"),
+    (T.TimestampNTZType(), TIME, TIME),
+    (T.DayTimeIntervalType(), dt.timedelta(seconds=3), dt.timedelta(seconds=3)),
+    (T.ArrayType(T.DoubleType()), [1, 2.5, None], [1.0, 2.5, None]),
+    (T.ArrayType(T.LongType()), array("q", [1, 2]), [1, 2]),
+    (T.ArrayType(POINT), [{"a": 1, "b": "x"}, None], [{"a": 1, "b": "x"}, None]),
+    (T.MapType(T.StringType(), T.LongType()), {"k": 1}, [("k", 1)]),
+    (POINT, {"b": "x", "a": 1}, {"a": 1, "b": "x"}),
+    (POINT, Row(a=1, b="x"), {"a": 1, "b": "x"}),
+    (POINT, (1, None), {"a": 1, "b": None}),
+    *((kind, None, None) for kind in (T.IntegerType(), POINT, T.ArrayType(T.LongType()))),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "found"), KEPT, ids=str)
+def test_a_value_of_the_declared_type_is_kept_as_it_is(
+    kind: T.DataType, value: Any, found: Any
+) -> None:
+    assert kept(kind, value) == found
+
+
+REFUSED = [
+    (T.IntegerType(), 1.5, "y"),
+    (T.IntegerType(), 1.0, "y"),
+    (T.IntegerType(), True, "y"),
+    (T.IntegerType(), "1", "y"),
+    (T.LongType(), Decimal(1), "y"),
+    (T.DoubleType(), True, "y"),
+    (T.DoubleType(), "2.5", "y"),
+    (T.StringType(), 1, "y"),
+    (T.StringType(), b"x", "y"),
+    (T.BooleanType(), 1, "y"),
+    (T.DateType(), TIME, "y"),
+    (T.DateType(), "2024-02-29", "y"),
+    (T.TimestampType(), dt.date(2024, 2, 29), "y"),
+    (T.TimestampType(), 0, "y"),
+    (T.DecimalType(6, 2), 12.5, "y"),
+    (T.BinaryType(), "text", "y"),
+    (T.ArrayType(T.IntegerType()), [1, 1.5], r"y\[\]"),
+    (T.ArrayType(T.IntegerType()), "12", "y"),
+    (T.ArrayType(T.StringType()), [1], r"y\[\]"),
+    (T.ArrayType(T.IntegerType(), False), [1, None], r"y\[\]"),
+    (T.MapType(T.StringType(), T.IntegerType()), {1: 1}, "y key"),
+    (T.MapType(T.StringType(), T.IntegerType()), {"a": "1"}, r"y\[\]"),
+    (T.MapType(T.StringType(), T.IntegerType()), [("a", 1)], "y"),
+    (POINT, {"a": 1}, "y"),
+    (POINT, {"a": 1, "b": "x", "c": 2}, "y"),
+    (POINT, {"a": 1, "b": 2}, r"y\.b"),
+    (POINT, (1,), "y"),
+    (POINT, Row(b="x", a=1), "y"),
+    (POINT, "ab", "y"),
+    (STRICT, {"a": None}, r"y\.a"),
+    (T.ArrayType(T.ArrayType(POINT)), [[{"a": 1.5, "b": ""}]], r"y\[\]\[\]\.a"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "column"), REFUSED, ids=str)
+def test_a_value_of_another_type_is_refused_by_the_name_of_its_column(
+    kind: T.DataType, value: Any, column: str
+) -> None:
+    with pytest.raises(WrongSchema, match=f"column {column} is"):
+        encoder(kind).values({"y": value})
+
+
+UNFIT = [
+    (T.IntegerType(), 1 << 40),
+    (T.LongType(), 1 << 70),
+    (T.ByteType(), 200),
+    (T.DecimalType(5, 2), Decimal("1.234")),
+    (T.DecimalType(5, 2), Decimal("123456")),
+    (T.StringType(), "\udcff"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value"), UNFIT, ids=str)
+def test_a_value_that_is_too_large_for_its_column_is_found_among_good_ones(
+    kind: T.DataType, value: Any
+) -> None:
+    one = encoder(kind)
+    bad = one.values({"y": value})
+    with pytest.raises((pa.ArrowException, ValueError, OverflowError)):
+        one.batch([bad])
+    assert one.fits(bad)
+    assert one.fits((None,)) == ""
+
+
+def test_none_is_refused_where_it_is_declared_not_null() -> None:
+    with pytest.raises(WrongSchema, match="NOT NULL"):
+        encoder(T.IntegerType(), nullable=False).values({"y": None})
+
+
+@pytest.mark.parametrize(
+    "found",
+    [{"y": 1, "z": "a"}, {"z": "a", "y": 1}, Row(z="a", y=1), Row(1, "a"), (1, "a"), [1, "a"]],
+)
+def test_a_row_may_be_a_dict_a_row_or_a_tuple(found: Any) -> None:
+    assert encoder(T.LongType(), T.StringType()).values(found) == (1, "a")
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"y": 1}, r"missing: \['z'\]"),
+        ({"y": 1, "z": "a", "x": 2}, r"unknown: \['x'\]"),
+        ({1: 1}, r"unknown: \['1'\]"),
+        (Row(y=1), r"missing: \['z'\]"),
+        ((1,), "1 values for"),
+        ((1, "a", 2), "3 values for"),
+        (None, "a NoneType; return a dict"),
+        ("text", "a str; return a dict"),
+        (5, "a int; return a dict"),
+        ({1, 2}, "a set; return a dict"),
+    ],
+    ids=str,
+)
+def test_what_is_no_row_says_what_it_lacks(found: Any, told: str) -> None:
+    with pytest.raises(WrongSchema, match=told):
+        encoder(T.LongType(), T.StringType()).values(found)
+
+
+def test_nested_and_flat_columns_side_by_side_are_checked_alike() -> None:
+    one = encoder(T.ArrayType(T.LongType()), T.StringType())
+    with pytest.raises(WrongSchema, match="column z is a int"):
+        one.values({"y": [1], "z": 1})
+    rows = [one.values({"y": [1, None], "z": "a"}), one.values({"y": None, "z": None})]
+    assert one.batch(rows).to_pylist() == [{"y": [1, None], "z": "a"}, {"y": None, "z": None}]
+
+
+def test_no_rows_are_a_batch_without_rows() -> None:
+    assert encoder(T.LongType(), T.StringType()).batch([]).num_rows == 0
+    assert encoder(POINT).batch([]).num_rows == 0
+
+
+# --- tables -------------------------------------------------------------------------------------
+
+
+def checked(table: Any, rows: int | None = None) -> pa.RecordBatch:
+    return encoder(T.IntegerType(), T.StringType()).check_table(
+        table, table.num_rows if rows is None else rows
+    )
+
+
+def test_a_table_may_order_its_columns_as_it_likes_and_use_other_widths() -> None:
+    wide = pa.table(
+        {
+            "z": pa.array(["a", "b"]).dictionary_encode(),
+            "y": pa.chunked_array([pa.array([1], pa.int64()), pa.array([2], pa.int64())]),
+        }
+    )
+    batch = checked(wide)
+    assert batch.to_pydict() == {"y": [1, 2], "z": ["a", "b"]}
+    assert batch.schema.types == [pa.int32(), pa.string()]
+    assert checked(wide.combine_chunks().to_batches()[0]) == batch
+
+
+def test_a_table_without_rows_fits_a_batch_without_rows() -> None:
+    assert (
+        checked(pa.table({"y": pa.array([], pa.int32()), "z": pa.array([], pa.string())})).num_rows
+        == 0
+    )
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (pa.table({"y": [1.0], "z": ["a"]}), "column y is of double"),
+        (pa.table({"y": [True], "z": ["a"]}), "column y is of bool"),
+        (pa.table({"y": ["1"], "z": ["a"]}), "column y is of string"),
+        (pa.table({"y": [1], "z": [5]}), "column z is of int64"),
+        (pa.table({"y": [1 << 40], "z": ["a"]}), "not in range"),
+        (pa.table({"y": [1]}), r"missing: \['z'\]"),
+        (pa.table({"y": [1], "z": ["a"], "x": [1]}), r"unknown: \['x'\]"),
+        (pa.table([[1], [2], ["a"]], names=["y", "y", "z"]), "repeated"),
+    ],
+    ids=str,
+)
+def test_a_table_of_other_columns_is_refused(table: pa.Table, told: str) -> None:
+    with pytest.raises(WrongSchema, match=told):
+        checked(table)
+
+
+def test_a_table_of_another_length_is_refused() -> None:
+    with pytest.raises(WrongSchema, match="1 rows for a batch of 2"):
+        checked(pa.table({"y": [1], "z": ["a"]}), 2)
+
+
+def test_nulls_in_a_table_are_refused_where_they_are_declared_not_null() -> None:
+    strict = encoder(T.IntegerType(), nullable=False)
+    with pytest.raises(WrongSchema, match="NOT NULL"):
+        strict.check_table(pa.table({"y": pa.array([None, 1], pa.int32())}), 2)
+
+
+@pytest.mark.parametrize("found", [None, [1], {"y": [1]}, "table"], ids=str)
+def test_what_is_no_table_is_named(found: Any) -> None:
+    with pytest.raises(WrongSchema, match=type(found).__name__):
+        encoder(T.IntegerType()).check_table(found, 1)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def test_rows_are_those_that_spark_itself_would_give() -> None:
+    nested = pa.table(
+        {
+            "id": [1, 2],
+            "tags": [["a"], None],
+            "point": [{"x": 1}, {"x": None}],
+            "at": pa.array([TIME, None], pa.timestamp("us")),
+        }
+    )
+    first, second = rows_of(nested)
+    assert first == Row(id=1, tags=["a"], point=Row(x=1), at=TIME)
+    assert second.point.x is None
+    plain = rows_of(pa.table({"id": [1], "name": ["a"]}))
+    assert plain == [Row(id=1, name="a")]
+    assert plain[0].asDict() == {"id": 1, "name": "a"}
+
+
+def test_a_table_survives_the_stream() -> None:
+    table = pa.table({"y": [1, 2], "z": [["a"], None]})
+    assert table_of(stream_of(table)) == table
+    assert table_of(stream_of(table.slice(0, 0))).num_rows == 0
