@@ -127,16 +127,18 @@ def cluster(
         made = Cluster(url[0], master, config=_whole(workers, cores, memory_mib))
 
         def start_worker(number: int) -> Proc:
+            # Addresses of their own: Spark puts the copy of a slow task on another host only.
+            host = f"127.0.0.{number + 1}"
             return stack.enter_context(
                 _daemon(
                     "spark-class",
                     "org.apache.spark.deploy.worker.Worker",
-                    *("--host", LOOPBACK, "--port", "0", "--webui-port", "0"),
+                    *("--host", host, "--port", "0", "--webui-port", "0"),
                     *("--cores", str(cores), "--memory", f"{memory_mib}m"),
                     *("--work-dir", str(directory / f"work-{number}")),
                     made.url,
                     directory=directory / f"worker-{number}",
-                    env={**(env or {}), NODE: str(number)},
+                    env={"SPARK_LOCAL_IP": host, **(env or {}), NODE: str(number)},
                 )
             )
 

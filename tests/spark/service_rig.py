@@ -99,6 +99,11 @@ class Grant:
         return [seq for lo, hi in self.ranges for seq in range(lo, hi)]
 
 
+def ids_of(grants: Sequence[Grant]) -> list[int]:
+    """The input that came with them, in order."""
+    return sorted(seq for grant in grants for seq in grant.rows.column("id").to_pylist())
+
+
 class Line:
     """One connection, frame by frame."""
 

@@ -31,6 +31,7 @@ from tests.spark.service_rig import (
     Line,
     Serving,
     charge,
+    ids_of,
     report,
     seal,
     serving,
@@ -158,7 +159,7 @@ def test_rows_cannot_be_asked_for_before_there_are_any(tmp_path: Path) -> None:
             assert "no input" in refused.value.fields["why"]
         assert service.stand().status == "ingesting"
         assert service.fill(3) == 3
-        assert line.claim(3, begin=3).seqs == [0, 1, 2]
+        assert [grant.seqs for grant in line.take(3)] == [[0], [1], [2]]
 
 
 def test_an_input_without_rows_is_over_at_once(tmp_path: Path) -> None:
@@ -192,8 +193,7 @@ def test_blocks_that_nobody_names_are_deleted(tmp_path: Path) -> None:
         assert service.keeper.ask(seal([(numbers[1], 5), (numbers[3], 5)])).size == 10
         kept = [n for n in numbers if service.store.read(runs.block, service.run_id, n)]
         assert kept == [numbers[1], numbers[3]]
-        rows = service.line().claim(10, begin=10).rows
-        assert rows.column("id").to_pylist() == [*range(5, 10), *range(15, 20)]
+        assert ids_of(service.line().take(10)) == [*range(5, 10), *range(15, 20)]
 
 
 def test_a_service_that_died_while_blocks_came_numbers_the_next_ones_after_them(
@@ -210,7 +210,7 @@ def test_a_service_that_died_while_blocks_came_numbers_the_next_ones_after_them(
         assert len({*first, last}) == 4
         blocks = [(n, 5) for n in [*first, last]]
         assert service.keeper.ask(seal(blocks)).size == 20
-        assert service.line().claim(20, begin=20).rows.column("id").to_pylist() == list(range(20))
+        assert ids_of(service.line().take(20)) == list(range(20))
 
 
 # --- claims and reports -------------------------------------------------------------------------
@@ -318,7 +318,7 @@ def test_what_was_decided_before_a_bad_part_of_a_step_is_logged(filled: Serving)
         line.stepped(None, first, late, data=data + more)
     assert refused.value.fields["what"] == "n"
     with pytest.raises(Invalid):
-        line.stepped(wire.Claim(0, 0), second, data=more)
+        line.stepped(wire.Claim(5, -1), second, data=more)
     board = filled.board()
     assert board.ledger.counts()[State.TERMINAL_SUCCESS] == 10
     assert filled.progress().counts == board.ledger.counts()
@@ -352,7 +352,7 @@ def test_a_lost_line_gives_its_rows_back_at_once(tmp_path: Path) -> None:
 
 def test_a_fenced_report_is_dropped_and_the_later_one_counts(tmp_path: Path) -> None:
     policy = Policy(lease_ns=200_000_000, backoff_first_ns=0, backoff_max_ns=0)
-    with serving(tmp_path / "data", 5, policy=policy) as service:
+    with serving(tmp_path / "data", 50, policy=policy) as service:
         zombie = service.line("child/zombie")
         old = zombie.claim(5, begin=5)
         service.until(lambda stand: service.progress().reclaims == 1)
@@ -362,6 +362,7 @@ def test_a_fenced_report_is_dropped_and_the_later_one_counts(tmp_path: Path) -> 
         assert service.progress().fenced == 2
         heir = service.line("child/heir")
         for seq in range(5):
+            # They hold up the commit, so they come first, one by one.
             grant = heir.claim(5, wait_ms=5000)
             assert (grant.alone, grant.seqs) == (True, [seq])
             heir.report(grant, begin=grant.ranges)
@@ -400,8 +401,9 @@ def test_retries_come_back_until_the_budget_is_used_up(tmp_path: Path) -> None:
     policy = Policy(attempts_max=3, backoff_first_ns=0, backoff_max_ns=0)
     with serving(tmp_path / "data", 2, policy=policy) as service:
         line = service.line()
-        grant = line.claim(2, begin=2)
-        line.report(grant, done=[(0, 1)], others=[failed(1, ErrorClass.TRANSIENT, "once")])
+        good, bad = line.take(2)
+        line.report(good, done=[(0, 1)])
+        line.report(bad, others=[failed(1, ErrorClass.TRANSIENT, "once")])
         for attempt in (2, 3):
             grant = line.claim(2, begin=2, wait_ms=5000)
             assert (grant.seqs, grant.attempts) == ([1], [attempt])
@@ -415,7 +417,7 @@ def test_retries_come_back_until_the_budget_is_used_up(tmp_path: Path) -> None:
 def test_chunks_that_interleave_come_out_in_order(tmp_path: Path) -> None:
     with serving(tmp_path / "data", 12) as service:
         line = service.line()
-        grants = [line.claim(4, begin=4) for _ in range(3)]
+        grants = line.take(12)
         for part in (1, 0):
             for grant in reversed(grants):
                 mine = [seq for seq in grant.seqs if seq % 2 == part]
@@ -533,7 +535,7 @@ def test_a_service_leaves_in_good_order_when_its_driver_is_gone(tmp_path: Path) 
         process.stdin.close()
         assert service.wait_exit() == 0
         assert line.closed()
-        assert service.store.read(leases.current, runs.lease_resource("job")) is None
+        assert service.store.read(leases.current, runs.lease_resource("job")).worker == ""
         assert service.board().ledger.counts()[State.TERMINAL_SUCCESS] == len(grant.seqs)
         assert service.record().status is runs.Status.OPEN
 
@@ -541,7 +543,7 @@ def test_a_service_leaves_in_good_order_when_its_driver_is_gone(tmp_path: Path) 
 def test_a_service_leaves_when_it_is_asked_to(filled: Serving) -> None:
     filled.line().ask(wire.Leave())
     assert filled.wait_exit() == 0
-    assert filled.store.read(leases.current, runs.lease_resource("job")) is None
+    assert filled.store.read(leases.current, runs.lease_resource("job")).worker == ""
 
 
 def test_an_interrupt_of_the_terminal_does_not_end_the_service(filled: Serving) -> None:
@@ -721,7 +723,7 @@ def test_nothing_of_a_part_is_committed_before_all_of_it_ended(tmp_path: Path) -
     out = tmp_path / "out"
     with serving(tmp_path / "data", 60, sink=parquet(out), file_rows=20) as service:
         line = service.line()
-        grants = [line.claim(20, begin=20) for _ in range(3)]
+        grants = line.take(60)
         late = grants[0]
         for grant in grants[1:]:
             line.report(grant, done=grant.ranges)
@@ -763,8 +765,8 @@ def test_a_sink_that_breaks_is_told_and_nobody_waits_for_it(tmp_path: Path) -> N
     sink: dict[str, str | int | bool] = {"kind": "tests.spark.test_service:Broken", "path": "x"}
     with serving(tmp_path / "data", 5, sink=sink) as service:
         line = service.line()
-        grant = line.claim(5, begin=5)
-        line.report(grant, done=grant.ranges)
+        for grant in line.take(5):
+            line.report(grant, done=grant.ranges)
         stand = service.until(lambda stand: stand.error is not None)
         assert stand.error is not None
         assert stand.error[0] == "output"
@@ -824,7 +826,7 @@ def test_a_service_killed_about_a_commit_leaves_no_row_out_and_none_twice(
     sink: dict[str, str | int | bool] = {"kind": kind, "path": str(out), "at": at}
     with serving(tmp_path / "data", 60, sink=sink, file_rows=20) as service:
         line = service.line()
-        grants = [line.claim(20, begin=20) for _ in range(3)]
+        grants = line.take(60)
         for grant in grants:
             try:
                 line.report(grant, done=grant.ranges)

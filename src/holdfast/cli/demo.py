@@ -335,5 +335,6 @@ def _further(outcome: dict[str, Any]) -> list[str]:
         f"holdfast dead list {QUEUE} --store {path}",
         f"holdfast dead show {QUEUE} {outcome['poison_seq']} --store {path}",
         f"holdfast worlds list --universe {app.universe} --store {path}",
+        f"holdfast runs show {demo_stage.NAME} --store {demo_stage.store_in(path)}",
         f"rm -r {path}",
     ]

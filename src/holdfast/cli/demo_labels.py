@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
+NAME = "labels"
 DOCUMENTS = 900
 EMPTY_EVERY = 45
 DEADLY = frozenset({333, 666})
@@ -60,7 +61,7 @@ def drive(home: Path) -> None:
     rows = [(f"doc-{n:04}", text_of(n)) for n in range(DOCUMENTS)]
     documents = spark.createDataFrame(rows, "doc_id string, text string")
     stage = Stage(
-        "labels",
+        NAME,
         Classify((home / "model.url").read_text()),
         key="doc_id",
         schema="label string",

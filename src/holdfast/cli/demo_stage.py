@@ -21,6 +21,7 @@ from holdfast.cli import demo_labels as labels
 from holdfast.clock import SYSTEM, S
 from holdfast.errors import Timeout
 
+NAME = labels.NAME
 KILL_AT = 300
 TASKS = 2
 PHASE_S_MAX = 180.0
@@ -29,6 +30,10 @@ LOOK_S = 0.05
 Tell = Callable[[str], None]
 Claim = Callable[[str, object, object], None]
 Progress = Callable[[str], None]
+
+
+def store_in(path: str) -> str:
+    return str(Path(path) / "stage" / "ledger")
 
 
 def play(path: Path, tell: Tell, claim: Claim, progress: Progress) -> None:

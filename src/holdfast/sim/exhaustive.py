@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from holdfast.sim.faults import Fault
+from holdfast.sim.ledger_shape import LedgerShape
 from holdfast.sim.run import Result, verdict
 from holdfast.sim.scheduler import Threads
 from holdfast.sim.settings import Settings, Workload
@@ -43,7 +44,13 @@ def worlds() -> Settings:
     )
 
 
-SCENARIOS: dict[str, Callable[[], Settings]] = {"spine": spine, "worlds": worlds}
+def ledger() -> Settings:
+    """Two services, two tasks, two pages of rows: every boundary of a ledger service."""
+    shape = LedgerShape(rows=12, page_rows=8, file_rows=4, checkpoint_entries=6, lost_mille=40)
+    return Settings(steps=300, workload=Workload.LEDGER, ledger=shape)
+
+
+SCENARIOS: dict[str, Callable[[], Settings]] = {"spine": spine, "worlds": worlds, "ledger": ledger}
 
 
 def run_forced(

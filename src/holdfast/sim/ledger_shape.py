@@ -93,7 +93,7 @@ def drawn(tape: Tape) -> LedgerShape:
         tasks=1 + tape.draw(4),
         rows=(8, 16, 24, 37)[tape.draw(4)],
         attempts_max=(3, 2, 1)[tape.draw(3)],
-        retries_max=(0, 0, 0, 3)[tape.draw(4)],
+        retries_max=(0, 0, 3, 1)[tape.draw(4)],
         page_rows=(16, 8, 32)[tape.draw(3)],
         batch_rows=(0, 0, 4)[tape.draw(3)],
         ahead_rows_max=(0, 0, 5)[tape.draw(3)],
@@ -105,5 +105,5 @@ def drawn(tape: Tape) -> LedgerShape:
         lost_mille=(0, 40, 120)[tape.draw(3)],
         pause_mille=(0, 25, 60)[tape.draw(3)],
         cancel_mille=(0, 0, 200)[tape.draw(3)],
-        careless_mille=(0, 0, 0, 0, 0, 40)[tape.draw(6)],
+        careless_mille=(0, 0, 0, 0, 0, 80)[tape.draw(6)],
     )

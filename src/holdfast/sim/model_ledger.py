@@ -155,11 +155,6 @@ class Ledger:
             self.bad("S2", f"report {n} of grant {epoch} after {held.n}")
         held.n, held.heard_ns = n, self.decided_ns
         self.replies[epoch, n] = digest
-        for lo, hi, code, error, *_ in done:
-            for seq in range(lo, hi):
-                if code == FAIL and self._may_retry(seq, error):
-                    self.bad("S3", f"{seq} failed for good with budget left")
-                self._end(epoch, held, seq, code)
         for lo, hi, error, not_before_ns in retried:
             for seq in range(lo, hi):
                 if not self._may_retry(seq, error):
@@ -167,6 +162,12 @@ class Ledger:
                 self._end(epoch, held, seq, FAIL)
                 self._retry(seq)
                 self.rests[seq] = not_before_ns
+        # After the retries: what they used up is not left for these.
+        for lo, hi, code, error, *_ in done:
+            for seq in range(lo, hi):
+                if code == FAIL and self._may_retry(seq, error):
+                    self.bad("S3", f"{seq} failed for good with budget left")
+                self._end(epoch, held, seq, code)
         if begun and self.cancelling:
             self.bad("S1", "rows begun while the run is being cancelled")
         self._begin(epoch, held, begun)

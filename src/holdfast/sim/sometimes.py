@@ -178,6 +178,43 @@ _WORLDS: dict[str, Sight] = {
     "authority: marked stale": _did("authority.mark_stale", lambda event: bool(event.value)),
 }  # fmt: skip
 
+
+def _logged(kind: str, fits: Callable[[bytes], bool] = lambda body: True) -> Sight:
+    """An entry of a run's log: its kind comes first, after two bytes of lengths."""
+    told = kind.encode()
+    return lambda event: (
+        event.op == "_write"
+        and event.applied
+        and any(body[2 : 2 + len(told)] == told and fits(body) for body in event.args["bodies"])
+    )
+
+
+_LEDGER: dict[str, Sight] = {
+    "ledger: append fenced": _refused("_write", "fenced"),
+    "ledger: append of unknown outcome, applied": _did("_write", lambda event: event.result == "unknown"),
+    "ledger: append of unknown outcome, not applied": lambda event: (
+        event.op == "_write" and event.result == "unknown" and not event.applied
+    ),
+    "ledger: checkpoint": _did("_write", lambda event: event.args["checkpoint"] is not None),
+    "ledger: several entries in one commit": _did("_write", lambda event: len(event.args["bodies"]) > 1),
+    "ledger: truncated": lambda event: event.op == "audit" and any(
+        name.startswith("run/") and (found["head"] or {"floor": 1})["floor"] > 1
+        for name, found in event.value["journals"].items()
+    ),
+    **{
+        f"ledger: reclaimed, {why}": _logged("reclaimed", lambda body, why=why: why.encode() in body)  # type: ignore[misc]
+        for why in ("expired", "closed", "returned", "superseded")
+    },
+    "ledger: retry ripened": _logged("ripened"),
+    "ledger: cancelled": _logged("cancelling"),
+    "ledger: grace ended": _logged("cancelled"),
+    "ledger: halted": _logged("halted"),
+    **{
+        f"ledger: run {status}": _fate("ledger.over", lambda event, status=status: event.args["status"] == status)  # type: ignore[misc]
+        for status in ("finished", "cancelled", "halted")
+    },
+}  # fmt: skip
+
 # Seen by actors rather than in events.
 _TOLD = {
     "host fenced",
@@ -194,9 +231,34 @@ _TOLD = {
     "sent to a fork that is not there",
     "sender gave up",
     "keeper refused",
+    "ledger: answer lost",
+    "ledger: connection closed",
+    "ledger: died before the sink's commit",
+    "ledger: died between the sink's commit and the log",
+    "ledger: grant given back",
+    "ledger: halted by an illegal commit",
+    "ledger: halted by an illegal report",
+    "ledger: late at the sink",
+    "ledger: log refused, sent again",
+    "ledger: opened again by its driver",
+    "ledger: opened by a new driver",
+    "ledger: reconciled with the sink",
+    "ledger: report fenced",
+    "ledger: report sent again",
+    "ledger: row killed its task",
+    "ledger: service ended by commit_unknown",
+    "ledger: service ended by fenced",
+    "ledger: service left in good order",
+    "ledger: service paused",
+    "ledger: task slept past its lease",
+    "ledger: told to stop",
+    "ledger: wait for backoff",
+    "ledger: wait for busy",
+    "ledger: wait for lag",
+    "ledger: zombie stopped",
 }
 
-_ALL = {**_SIGHTS, **_WORLDS}
+_ALL = {**_SIGHTS, **_WORLDS, **_LEDGER}
 SOMETIMES: frozenset[str] = frozenset({*_ALL, *_TOLD})
 
 

@@ -13,9 +13,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from holdfast.clock import SYSTEM, S
 from holdfast.sim.checkers import CHECKERS
-from holdfast.sim.mutants import MUTANTS
+from holdfast.sim.mutants import MUTANTS, concerns
 from holdfast.sim.run import run_seed
 from holdfast.sim.scheduler import Threads
+from holdfast.sim.settings import swarm
+from holdfast.sim.tape import Tape
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -86,6 +88,8 @@ def first_kill(job: tuple[str, int]) -> Kill:
     name, seeds_max = job
     with Threads() as threads:
         for seed in range(seeds_max):
+            if not concerns(name, swarm(Tape(seed)).workload):
+                continue
             result = run_seed(seed, mutant=name, threads=threads)
             numbers = [number for number in result.checkers if number in CHECKERS]
             if numbers:

@@ -6,8 +6,11 @@ the one place that knows.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import HoldfastError
@@ -34,6 +37,25 @@ def ui_link(spark: SparkSession) -> str:
     if is_connect(spark):
         return ""
     return str(spark.sparkContext.uiWebUrl or "")
+
+
+@contextlib.contextmanager
+def own_python(spark: SparkSession) -> Iterator[None]:
+    """Build functions for the Python that runs this, where Spark would take the first on PATH.
+
+    Only for a local master, and only if nobody said which Python it is to be.
+    """
+    if is_connect(spark):
+        yield
+        return
+    context: Any = spark.sparkContext
+    was = context.pythonExec
+    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+        context.pythonExec = sys.executable
+    try:
+        yield
+    finally:
+        context.pythonExec = was
 
 
 class Job:
@@ -80,5 +102,6 @@ class Job:
 def reason(error: Exception) -> str:
     """The line of a Spark error that says why."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line for line in lines if not line.startswith("at ")]  # stack frames of the JVM
     told = [line for line in lines if "holdfast." in line or "Error" in line]
     return (told or lines or [type(error).__name__])[-1][:500]

@@ -21,14 +21,17 @@ from holdfast.durable import lease as leases
 from holdfast.errors import HoldfastError, NotFound, from_wire
 from holdfast.ledger import runs
 from holdfast.spark import wire
-from holdfast.spark.client import Address, Client
+from holdfast.spark.client import Address, Client, ServiceLost
 from holdfast.spark.errors import RunFailed
 from holdfast.spark.service import Charge, Ready
 from holdfast.store.api import Store
 
 RESTARTS_MAX = 10
 LEAVE_S = 20.0
-PATIENCE_S = 3.0
+PATIENCE_NS = 30_000_000_000
+# The line is tried again so long before the process is looked at.
+RETRY_S = 0.2
+LOOK_S = 0.2
 
 
 class Keeper:
@@ -51,12 +54,17 @@ class Keeper:
 
     def ask(self, message: wire.Message) -> Any:
         """One request; a service that died meanwhile is started again first."""
+        patient_until_ns = SYSTEM.mono_ns() + PATIENCE_NS
         while True:
             self._revive()
             assert self._client is not None
             try:
                 answer, _ = self._client.ask(message)
                 return answer
+            except ServiceLost:
+                # Killed, most likely; or alive, and only this line broke.
+                if SYSTEM.mono_ns() >= patient_until_ns:
+                    raise
             except HoldfastError:
                 if self._process is not None and self._process.poll() is None:
                     raise
@@ -84,6 +92,9 @@ class Keeper:
 
     def __exit__(self, *exc: object) -> None:
         self.leave()
+
+    def _alive(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def _revive(self) -> None:
         assert self._process is not None, "the keeper has left"
@@ -128,7 +139,7 @@ class Keeper:
             raise from_wire(ready.error)
         self._process = process
         self.charge = replace(charge, port=ready.port)
-        self._client = Client(self.address, "driver", patience_s=PATIENCE_S)
+        self._client = Client(self.address, "driver", patience_s=LOOK_S)
 
 
 def new_token() -> str:

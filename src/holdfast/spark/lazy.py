@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from holdfast.ledger.runs import RunRecord
 from holdfast.spark.engine import Duty
+from holdfast.spark.jobs import own_python
 from holdfast.spark.journal import META, schema_bytes, schema_of
 from holdfast.spark.task import Ranges
 
@@ -43,7 +44,8 @@ def lazily(
     body = Ranges(duty, function, ranges, schema_bytes(schema), meta)
     parts = max(len(ranges), 1)
     frame = spark.range(0, len(ranges), 1, parts)
-    return frame.mapInArrow(body, from_arrow_schema(schema))
+    with own_python(spark):
+        return frame.mapInArrow(body, from_arrow_schema(schema))
 
 
 def intervals(size: int, count: int, unit: int) -> list[tuple[int, int]]:

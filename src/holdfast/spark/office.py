@@ -64,9 +64,20 @@ class Office:
         self._every = 1
         self._sampled = 0
         if record.status is not runs.Status.INGESTING:
+            self._go_on(store.read(runs.progress, record.run_id))
             self._open_input()
         else:
             self._blocks = store.read(runs.next_block, record.run_id)
+
+    def _go_on(self, told: runs.Progress | None) -> None:
+        """Figures are of the run, not of this process: what was spent before was spent."""
+        if told is None:
+            return
+        self.started_ns = told.started_ns
+        self._calls, self._cost = told.calls, told.cost
+        self._series = list(told.series)
+        self._latency = (list(told.latency_log2_us) + [0] * LATENCY_BUCKETS)[:LATENCY_BUCKETS]
+        self._errors = Counter({(kind, text): n for kind, text, n in told.errors})
 
     # --- the input --------------------------------------------------------------------------
 

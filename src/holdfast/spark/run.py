@@ -27,7 +27,7 @@ from holdfast.spark.client import Blocks
 from holdfast.spark.engine import Duty
 from holdfast.spark.errors import RowsFailed, RunCancelled, RunFailed, RunHalted
 from holdfast.spark.fingerprint import plan_of
-from holdfast.spark.ingest import ingest
+from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
 from holdfast.spark.progress import Bar
@@ -38,6 +38,7 @@ from holdfast.store.api import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
 
 POLL_S = 0.1
 # How often a job is started again although the ledger stands where it stood.
@@ -89,7 +90,7 @@ class Drive:
         job = self._job = jobs.Job(
             self.spark,
             f"{self.tag}:ingest",
-            lambda: ingest(df, key, Blocks(self.keeper.address)),
+            lambda: self._ingest(df, key),
         )
         while not job.join(POLL_S):
             # Asking brings a service back that died: tasks wait for it.
@@ -109,6 +110,10 @@ class Drive:
                 plan,
             )
         )
+
+    def _ingest(self, df: DataFrame, key: list[str]) -> Ingested:
+        with jobs.own_python(self.spark):
+            return ingest(df, key, Blocks(self.keeper.address))
 
     def take_failed(self, old: runs.RunRecord) -> None:
         """The rows that failed in an older run, as the input of this one."""
@@ -148,9 +153,13 @@ class Drive:
         self._job = jobs.Job(
             self.spark,
             self.tag,
-            lambda: self.spark.range(0, tasks, 1, tasks).mapInArrow(body, result).collect(),
+            lambda: self._collect(body, result, tasks),
         )
         return self._job
+
+    def _collect(self, body: Pull, result: StructType, tasks: int) -> Any:
+        with jobs.own_python(self.spark):
+            return self.spark.range(0, tasks, 1, tasks).mapInArrow(body, result).collect()
 
     def _watch(self, job: jobs.Job) -> wire.Stand:
         """Until the run is over, or the job is: then it is looked at once more."""

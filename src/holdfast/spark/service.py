@@ -45,6 +45,8 @@ RENEW_NS = 1_000_000_000
 PROGRESS_NS = 2_000_000_000
 HELLO_BYTES_MAX = 4096
 BACKLOG = 512
+# Blocks are megabytes: a few at a time.
+DELETE_ROWS = 8
 EXIT_FENCED = 76
 
 
@@ -91,6 +93,8 @@ def main() -> None:
     _tell(answers, Ready(service.port))
     threading.Thread(target=_until_alone, args=(source, service), daemon=True).start()
     service.serve()
+    # At once: a thread still reads the pipe, and the interpreter would stumble over it.
+    os._exit(0)
 
 
 class Service:
@@ -140,6 +144,7 @@ class Service:
 
     def _office(self, record: runs.RunRecord) -> Office:
         if self.charge.new:
+            _discard_unfinished(self.store, record.name, self.lease)
             self.store.transact(_create, record, self.lease)
         else:
             found = self.store.read(runs.latest, record.name)
@@ -288,6 +293,26 @@ class Service:
             self.store.transact(leases.release, self.lease)
         self.store.close()
         self._stopped.set()
+
+
+def _discard_unfinished(store: Store, name: str, lease: leases.Lease) -> None:
+    """A run that died over its input has no outcome: what it took in makes room for another."""
+    found = store.read(runs.latest, name)
+    if found is None or found.status is not runs.Status.INGESTING:
+        return
+    store.transact(_given_up, found.run_id, lease)
+    while store.transact(_deleted, found.run_id, lease):
+        pass
+
+
+def _given_up(txn: Any, run_id: str, lease: leases.Lease) -> None:
+    txn.require_live(lease)
+    runs.move(txn, run_id, runs.Event.CANCEL)
+
+
+def _deleted(txn: Any, run_id: str, lease: leases.Lease) -> int:
+    txn.require_live(lease)
+    return runs.delete(txn, run_id, DELETE_ROWS)
 
 
 def _create(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:

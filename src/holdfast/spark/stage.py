@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 LOOPBACK = "127.0.0.1"
-BATCH_ROWS = 10_000
+BATCH_ROWS = 16_384
 FLUSH_ROWS = 100
 FILE_ROWS = 4 * PAGE_ROWS
 CONCURRENCY_MAX = 10_000

@@ -1,0 +1,869 @@
+"""Stage on a local Spark session: what users call, what they get, and what they are told."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import importlib
+import json
+import os
+import signal
+import sys
+import textwrap
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.ledger import runs
+from holdfast.ledger.states import State
+from holdfast.spark import Call, Fail, Retry, Skip, Stage
+from holdfast.spark import stage as stages
+from holdfast.spark.code import NotPicklable
+from holdfast.spark.errors import (
+    InputChanged,
+    NotAStage,
+    RowsFailed,
+    RunCancelled,
+    RunChanged,
+)
+from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
+from holdfast.spark.run import Run
+from holdfast.spark.sinks import OutputNotOurs
+from holdfast.spark.sinks.delta import DeltaSink
+from holdfast.spark.sinks.parquet import read_parts
+from holdfast.store import open as open_store
+from tests.processes import Proc
+
+pytestmark = pytest.mark.timeout(120)
+
+Y = "y bigint"
+NAMES = [state.name for state in State]
+
+
+class Place:
+    """Where a test keeps its store, its output, and a log of calls that every process writes to."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.store = str(path / "data")
+        self.output = str(path / "out")
+        self.log = str(path / "calls.log")
+
+    def stage(
+        self, fn: Callable[..., Any], name: str = "job", schema: Any = Y, **options: Any
+    ) -> Stage:
+        options = {"key": "id", "store": self.store, "progress": "quiet", **options}
+        return Stage(name, fn, schema=schema, **options)
+
+    def calls(self) -> list[str]:
+        try:
+            return Path(self.log).read_text().split()
+        except FileNotFoundError:
+            return []
+
+    def counting(self) -> Callable[[Any], Any]:
+        """A function that says in the log for which row it was called."""
+        log = self.log
+
+        def work(row: Any) -> dict[str, Any]:
+            note(log, row.id)
+            return {"y": row.id * 2}
+
+        return work
+
+
+def note(log: str, what: object) -> None:
+    fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{what}\n".encode())
+    os.close(fd)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def double(row: Any) -> dict[str, Any]:
+    return {"y": row.id * 2}
+
+
+def settled(**counts: int) -> dict[str, int]:
+    return {name: counts.get(name, 0) for name in NAMES}
+
+
+def tuples(df: DataFrame) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in df.collect()]
+
+
+def jobs_of(spark: SparkSession) -> int:
+    """How many jobs this session has begun so far."""
+    tracker = spark.sparkContext._jsc.sc().dagScheduler()
+    return int(tracker.numTotalJobs())
+
+
+# --- what a run gives ---------------------------------------------------------------------------
+
+
+def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
+    spark: SparkSession, place: Place
+) -> None:
+    log = place.log
+
+    def work(row: Any, call: Call) -> Any:
+        note(log, row.id)
+        call.cost = 0.5
+        if row.id % 10 == 3:
+            return Skip(f"three of {row.id}")
+        if row.id % 10 == 4:
+            raise ValueError(f"four of {row.id}")
+        if row.id % 10 == 5:
+            return Fail("five")
+        if row.id % 10 == 6 and call.attempt < 3:
+            return Retry("six", after_s=0)
+        if row.id % 10 == 7 and call.attempt == 1:
+            raise TimeoutError("seven")
+        return {"s": f"{row.id}:{call.attempt}", "y": row.id * 2}
+
+    # The input comes unsorted, in several partitions.
+    df = spark.range(0, 100, 1, 5).select((99 - F.col("id")).alias("id"))
+    stage = place.stage(work, schema="y bigint, s string", concurrency=4)
+    run = stage.run(df, output=place.output)
+
+    assert run.counts() == settled(
+        COMMITTED=100, TERMINAL_SUCCESS=70, TERMINAL_SKIP=10, TERMINAL_FAIL=20
+    )
+    assert (run.name, run.status) == ("job", "finished")
+    tries = {6: 3, 7: 2}
+    good = [i for i in range(100) if i % 10 not in (3, 4, 5)]
+    output = run.output()
+    assert output.columns == ["id", "y", "s"]
+    assert tuples(output) == [(i, 2 * i, f"{i}:{tries.get(i % 10, 1)}") for i in good]
+
+    failed = run.failed()
+    assert failed.columns == ["id", "_seq", "_state", "_attempts", "_error_class", "_error"]
+    assert tuples(failed) == [
+        (i, i, "TERMINAL_FAIL", 1, "input", f"ValueError: four of {i}" if i % 10 == 4 else "five")
+        for i in range(100)
+        if i % 10 in (4, 5)
+    ]
+    assert [(r.id, r._state, r._error) for r in run.skipped().collect()] == [
+        (i, "TERMINAL_SKIP", f"three of {i}") for i in range(3, 100, 10)
+    ]
+    calls = Counter(map(int, place.calls()))
+    assert calls == {i: tries.get(i % 10, 1) for i in range(100)}
+    figures = run.progress()
+    assert (figures.calls, figures.cost, figures.retries) == (130, 65.0, 30)
+
+    text = str(run.report())
+    for told in ("job", "70", "20"):
+        assert told in text
+    path = place.path / "report.html"
+    run.report().save(str(path))
+    assert "<html" in path.read_text().lower()
+
+    plan = stage.explain()
+    assert (plan.rows, plan.to_run, plan.to_retry, plan.reused) == (100, 0, 0, 70)
+    assert "70 done" in str(plan)
+
+    before, jobs = sorted(Path(place.output).rglob("*")), jobs_of(spark)
+    again = stage.run(df, output=place.output)
+    resumed = stage.resume(spark)
+    assert jobs_of(spark) == jobs
+    assert {run.run_id, again.run_id, resumed.run_id} == {run.run_id}
+    assert again.counts() == run.counts()
+    assert len(place.calls()) == 130
+    assert sorted(Path(place.output).rglob("*")) == before
+    manifest = read_parts(place.output)
+    assert (manifest.rows, manifest.complete) == (70, True)
+    for one in (run, again, resumed):
+        one.close()
+
+
+def test_without_an_output_the_rows_are_kept_in_the_store(
+    spark: SparkSession, place: Place
+) -> None:
+    with place.stage(double).run(spark.range(10)) as run:
+        assert tuples(run.output()) == [(i, 2 * i) for i in range(10)]
+        assert run.failed().count() == run.skipped().count() == 0
+        assert run.failed().columns[:2] == ["id", "_seq"]
+
+
+def test_an_input_without_rows_has_an_output_without_rows(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(10).where("id > 100")
+    with place.stage(double).run(df, output=place.output) as run:
+        assert run.counts() == settled()
+        assert tuples(run.output()) == []
+        assert run.output().columns == ["id", "y"]
+        assert "job" in str(run.report())
+    assert read_parts(place.output).complete
+
+
+# --- functions of every kind --------------------------------------------------------------------
+
+
+async def slowly(row: Any, call: Call) -> Any:
+    await asyncio.sleep(0.001)
+    if row.id == 3:
+        raise KeyError("three")
+    return Row(y=row.id + call.attempt)
+
+
+def by_table(table: pa.Table) -> pa.Table:
+    ids = table.column("id").to_pylist()
+    if 13 in ids:
+        raise ValueError("thirteen")
+    skip = pa.array(["five" if i % 5 == 0 else None for i in ids], pa.string())
+    return pa.table({"y": pc.multiply(table.column("id"), 2), "_skip": skip})
+
+
+async def by_table_slowly(table: pa.Table, call: Call) -> pa.RecordBatch:
+    await asyncio.sleep(0.001)
+    return pa.table({"y": pc.add(table.column("id"), call.rows)}).to_batches()[0]
+
+
+class Adder:
+    def __init__(self, by: int) -> None:
+        self.by = by
+
+    def __call__(self, row: Any) -> Any:
+        return (row.id + self.by,)
+
+
+def test_functions_may_be_sync_or_async_by_row_or_by_batch(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(0, 50, 1, 3)
+    with place.stage(slowly, "async", concurrency=16).run(df) as run:
+        assert tuples(run.output()) == [(i, i + 1) for i in range(50) if i != 3]
+        assert run.failed().first()._error == "KeyError: 'three'"
+    with place.stage(by_table, "batch", batch=True, batch_rows=8, concurrency=2).run(df) as run:
+        good = [i for i in range(50) if i % 5 and i != 13]
+        assert tuples(run.output()) == [(i, 2 * i) for i in good]
+        assert [row.id for row in run.failed().collect()] == [13]
+        assert run.counts()["TERMINAL_SKIP"] == 10
+    stage = place.stage(by_table_slowly, "both", batch=True, batch_rows=20, concurrency=4)
+    with stage.run(df) as run:
+        assert tuples(run.output()) == [(i, i + (20 if i < 40 else 10)) for i in range(50)]
+    with place.stage(Adder(7), "object").run(df) as run:
+        assert tuples(run.output()) == [(i, i + 7) for i in range(50)]
+
+
+def test_a_rate_holds_for_calls_of_batches_too(spark: SparkSession, place: Place) -> None:
+    log = place.log
+
+    def work(table: pa.Table) -> pa.Table:
+        note(log, table.num_rows)
+        return pa.table({"y": table.column("id")})
+
+    stage = place.stage(work, batch=True, batch_rows=10, rate_per_s=50, concurrency=2)
+    with stage.run(spark.range(0, 95, 1, 2)) as run:
+        assert run.counts()["TERMINAL_SUCCESS"] == 95
+    assert sorted(map(int, place.calls())) == [5] + [10] * 9
+
+
+def test_what_a_function_carries_along_reaches_it(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = spark.sparkContext.broadcast({i: i * 100 for i in range(20)})
+    home = place.path / "beside"
+    home.mkdir()
+    (home / "lookup_module.py").write_text("STEP = 7\n\ndef step(n):\n    return n + STEP\n")
+    monkeypatch.syspath_prepend(str(home))
+    lookup: Any = importlib.import_module("lookup_module")
+
+    def work(row: Any) -> Any:
+        return {"y": lookup.step(table.value[row.id])}
+
+    with place.stage(work).run(spark.range(20)) as run:
+        assert tuples(run.output()) == [(i, i * 100 + 7) for i in range(20)]
+
+
+MAIN = """
+import sys
+from holdfast.spark import Stage, session
+
+FACTOR = 3
+
+class Helper:
+    def times(self, n):
+        return n * FACTOR
+
+def work(row, call):
+    return {"y": Helper().times(row.id)}
+
+if __name__ == "__main__":
+    spark = session("local[1]", config={"spark.ui.enabled": "false"})
+    run = Stage("main", work, key="id", schema="y bigint", store=sys.argv[1]).run(
+        spark.range(5), output=sys.argv[2])
+    print([tuple(row) for row in run.output().collect()])
+"""
+
+
+def test_a_function_of_a_script_runs_as_it_stands_there(place: Place) -> None:
+    script = place.path / "script.py"
+    script.write_text(MAIN)
+    with Proc.spawn(
+        [sys.executable, str(script), place.store, place.output], ready=None
+    ) as process:
+        code = process.wait(90)
+        assert (code, process.lines[-1]) == (0, "[(0, 0), (1, 3), (2, 6), (3, 9), (4, 12)]")
+
+
+# --- columns of every kind ----------------------------------------------------------------------
+
+WHEN = dt.datetime(2024, 2, 29, 23, 59, 59, 123456)
+
+
+def test_nested_and_timed_columns_arrive_and_return_as_spark_knows_them(
+    spark: SparkSession, place: Place
+) -> None:
+    schema = "id int, at timestamp, day date, price decimal(8,2), tags array<string>, p struct<x:int,y:string>, m map<string,int>, raw binary"
+    rows = [
+        (
+            1,
+            WHEN,
+            WHEN.date(),
+            Decimal("12.50"),
+            ["a", None],
+            Row(x=1, y="q"),
+            {"k": 1},
+            bytearray(b"\x00\xff"),
+        ),
+        (2, None, None, None, None, None, None, None),
+    ]
+    df = spark.createDataFrame(rows, schema)
+
+    def work(row: Any) -> Any:
+        assert row.p is None or row.p.x == 1
+        return {
+            "at2": row.at,
+            "day2": row.day,
+            "price2": row.price,
+            "tags2": row.tags,
+            "p2": row.p,
+            "m2": row.m,
+            "raw2": row.raw,
+            "label": type(row.at).__name__,
+        }
+
+    result = "at2 timestamp, day2 date, price2 decimal(8,2), tags2 array<string>, p2 struct<x:int,y:string>, m2 map<string,int>, raw2 binary, label string"
+    with place.stage(work, schema=result).run(df, output=place.output) as run:
+        assert run.failed().collect() == []
+        first, second = run.output().collect()
+        assert tuple(first) == (*rows[0][:1], *rows[0][1:], "datetime")
+        assert tuple(second) == (2, *[None] * 7, "NoneType")
+
+
+def test_keys_may_be_texts_and_several(spark: SparkSession, place: Place) -> None:
+    rows = [("b", 2, 1.5), ("a", 10, 2.5), ("b", 1, 3.5), ("ä", 0, 4.5), ("", 7, 5.5)]
+    df = spark.createDataFrame(rows, "name string, n int, v double").repartition(3)
+    stage = place.stage(lambda row: {"y": row.v}, schema="y double", key=["name", "n"])
+    with stage.run(df, output=place.output) as run:
+        assert run.output().columns == ["name", "n", "y"]
+        assert tuples(run.output()) == [
+            ("", 7, 5.5),
+            ("a", 10, 2.5),
+            ("b", 1, 3.5),
+            ("b", 2, 1.5),
+            ("ä", 0, 4.5),
+        ]
+
+
+def test_a_schema_may_be_a_struct_and_what_does_not_fit_it_fails_row_by_row(
+    spark: SparkSession, place: Place
+) -> None:
+    answers: dict[int, Any] = {
+        0: {"y": 1, "s": "a"},
+        1: {"y": 1.5, "s": "a"},
+        2: {"y": 1},
+        3: {"y": 1, "s": "a", "z": 1},
+        4: {"y": None, "s": "a"},
+        5: None,
+        6: {"y": True, "s": "a"},
+        7: (1,),
+        8: {"y": 1 << 70, "s": "a"},
+        9: {"y": 1, "s": 5},
+        10: {"y": 2, "s": None},
+    }
+    schema = StructType([StructField("y", LongType(), False), StructField("s", StringType())])
+    with place.stage(lambda row: answers[row.id], schema=schema).run(spark.range(11)) as run:
+        assert tuples(run.output()) == [(0, 1, "a"), (10, 2, None)]
+        failed = run.failed().collect()
+        assert [row.id for row in failed] == list(range(1, 10))
+        assert {row._error_class for row in failed} == {"schema"}
+        assert all(row._attempts == 1 and row._error for row in failed)
+
+
+# --- a row that does harm -----------------------------------------------------------------------
+
+
+def test_a_row_that_ends_its_interpreter_is_one_failed_row(
+    spark: SparkSession, place: Place
+) -> None:
+    def work(row: Any) -> Any:
+        if row.id == 13:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if row.id == 27:
+            sys.exit("bye")
+        return {"y": 1}
+
+    with place.stage(work, attempts=2, concurrency=2).run(spark.range(0, 60, 1, 2)) as run:
+        assert run.counts()["TERMINAL_SUCCESS"] == 58
+        dead, left = run.failed().collect()
+        assert (dead.id, dead._error_class, dead._attempts) == (13, "lease_expired", 2)
+        assert (left.id, left._error) == (27, "SystemExit: bye")
+
+
+def test_texts_of_every_kind_come_back_with_the_failed_rows(
+    spark: SparkSession, place: Place
+) -> None:
+    def work(row: Any) -> Any:
+        if row.id == 0:
+            return Fail(ValueError("given as it is"))  # type: ignore[arg-type]
+        if row.id == 1:
+            raise RuntimeError("broken \udcff text")
+        if row.id == 2:
+            return Skip(None)  # type: ignore[arg-type]
+        return {"y": 1}
+
+    with place.stage(work).run(spark.range(4)) as run:
+        assert [row._error for row in run.failed().collect()] == [
+            "given as it is",
+            "RuntimeError: broken \\udcff text",
+        ]
+        assert run.skipped().count() == 1
+
+
+def test_rows_that_failed_raise_when_asked_to(spark: SparkSession, place: Place) -> None:
+    def work(row: Any) -> Any:
+        if row.id > 7:
+            raise ValueError(f"no {row.id}")
+        return {"y": 1}
+
+    df = spark.range(10)
+    stage = place.stage(work, on_fail="raise")
+    for _ in range(2):
+        with pytest.raises(RowsFailed) as raised:
+            stage.run(df)
+        assert raised.value.fields["failed"] == 2
+        assert "no 8" in str(raised.value.fields["examples"])
+    with place.stage(work).run(df) as run:
+        assert run.failed().count() == 2
+
+
+# --- the lazy form ------------------------------------------------------------------------------
+
+
+def test_the_lazy_form_calls_once_however_often_it_is_evaluated(
+    spark: SparkSession, place: Place
+) -> None:
+    lazy = spark.range(0, 40, 1, 3).transform(place.stage(place.counting(), "lazy"))
+    assert place.calls() == []
+    assert lazy.columns == ["id", "y"]
+    assert lazy.orderBy(F.desc("id")).first() == Row(id=39, y=78)
+    assert lazy.alias("a").join(lazy.alias("b"), "id").count() == 40
+    assert lazy.count() == 40
+    assert sorted(map(int, place.calls())) == list(range(40))
+    again = spark.range(0, 40, 1, 3).transform(place.stage(place.counting(), "lazy"))
+    assert again.count() == 40
+    assert len(place.calls()) == 40
+
+
+def test_the_lazy_form_says_on_request_how_every_row_ended(
+    spark: SparkSession, place: Place
+) -> None:
+    def work(row: Any, call: Call) -> Any:
+        if row.id == 1:
+            return Skip("one")
+        if row.id == 2:
+            raise ValueError("two")
+        if row.id == 3 and call.attempt == 1:
+            return Retry("three", after_s=0)
+        return {"y": row.id}
+
+    lazy = spark.range(5).transform(place.stage(work, "meta", meta=True))
+    assert lazy.columns == ["id", "y", "_seq", "_state", "_attempts", "_error_class", "_error"]
+    assert tuples(lazy.orderBy("id")) == [
+        (0, 0, 0, "TERMINAL_SUCCESS", 1, None, None),
+        (1, None, 1, "TERMINAL_SKIP", 1, "none", "one"),
+        (2, None, 2, "TERMINAL_FAIL", 1, "input", "ValueError: two"),
+        (3, 3, 3, "TERMINAL_SUCCESS", 2, None, None),
+        (4, 4, 4, "TERMINAL_SUCCESS", 1, None, None),
+    ]
+    empty = spark.range(5).where("id > 9").transform(place.stage(work, "none", meta=True))
+    assert (empty.count(), len(empty.columns)) == (0, 7)
+
+
+# --- going on, beginning anew, trying again -----------------------------------------------------
+
+
+def test_failed_rows_are_tried_again_when_somebody_asks_for_it(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(20)
+    switch = place.path / "mended"
+    log, mended = place.log, str(switch)
+
+    def work(row: Any) -> Any:
+        note(log, row.id)
+        if row.id % 5 == 0 and (row.id == 15 or not os.path.exists(mended)):
+            raise ValueError("broken")
+        return {"y": row.id}
+
+    stage = place.stage(work)
+    with stage.run(df, output=place.output) as run:
+        assert run.counts()["TERMINAL_FAIL"] == 4
+        first = run.run_id
+    switch.touch()
+    with open_store(place.store) as store:
+        store.transact(runs.request_retry, first)
+    with stage.run(df, output=place.output) as run:
+        assert run.run_id != first
+        assert run.counts() == settled(COMMITTED=20, TERMINAL_SUCCESS=19, TERMINAL_FAIL=1)
+        assert tuples(run.output()) == [(i, i) for i in range(20) if i != 15]
+        assert [(row.id, row._error) for row in run.failed().collect()] == [
+            (15, "ValueError: broken")
+        ]
+    assert len(place.calls()) == 24
+    with stage.run(df, output=place.output) as run:
+        assert run.output().count() == 19
+    assert len(place.calls()) == 24
+
+
+def test_a_fresh_run_begins_anew_under_the_same_name(spark: SparkSession, place: Place) -> None:
+    df = spark.range(5)
+    with place.stage(place.counting()).run(df) as run:
+        first = run.run_id
+    with place.stage(place.counting(), version="2").run(df, fresh=True) as run:
+        assert run.run_id != first
+        assert tuples(run.output()) == [(i, 2 * i) for i in range(5)]
+    assert len(place.calls()) == 10
+
+
+def held_up(place: Place) -> Callable[..., Any]:
+    """A function that stays in its rows from the 5th on until `go` is there, and says so."""
+    log, go = place.log, str(place.path / "go")
+
+    def work(row: Any) -> Any:
+        import time
+
+        note(log, row.id)
+        while row.id >= 5 and not os.path.exists(go):
+            time.sleep(0.02)
+        return {"y": row.id}
+
+    return work
+
+
+def until_called(place: Place, calls: int) -> None:
+    while len(place.calls()) < calls:
+        os.sched_yield()
+
+
+class Thread(threading.Thread):
+    """A run in a thread of its own; `error` is what it raised."""
+
+    def __init__(self, run: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._run_it = run
+        self.error: BaseException | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self._run_it()
+        except BaseException as error:
+            self.error = error
+
+
+@pytest.mark.parametrize("how", ["stage", "store"])
+def test_a_run_that_is_cancelled_says_so_and_stays_cancelled(
+    spark: SparkSession, place: Place, how: str
+) -> None:
+    df = spark.range(0, 50, 1, 2)
+    stage = place.stage(held_up(place), grace_s=0.2, flush_rows=2)
+    thread = Thread(lambda: stage.run(df, output=place.output))
+    until_called(place, 6)
+    if how == "stage":
+        stage.cancel()
+    else:
+        with open_store(place.store) as store:
+            found = store.read(runs.latest, "job")
+            assert found is not None
+            store.transact(runs.request_cancel, found.run_id)
+    thread.join(60)
+    assert isinstance(thread.error, RunCancelled)
+    assert thread.error.fields["name"] == "job"
+    assert "fresh=True" in thread.error.hint
+    assert stage.explain().status == "cancelled"
+    with pytest.raises(RunCancelled):
+        stage.run(df, output=place.output)
+    with pytest.raises(HoldfastError):
+        stage.cancel()
+    (place.path / "go").touch()
+
+
+def test_an_interrupt_leaves_a_run_that_goes_on_where_it_was(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    df = spark.range(0, 30, 1, 2)
+    stage = place.stage(held_up(place), flush_rows=1)
+    drive = stages.Drive
+    asked = []
+
+    class Interrupted(drive):  # type: ignore[misc, valid-type]
+        def _watch(self, job: Any) -> Any:
+            until_called(place, 6)
+            asked.append(job)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(stages, "Drive", Interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        stage.run(df, output=place.output)
+    monkeypatch.undo()
+    assert asked
+    plan = stage.explain()
+    assert (plan.status, plan.rows) == ("open", 30)
+    assert plan.to_run + plan.to_retry + plan.reused == 30
+    (place.path / "go").touch()
+    with stage.resume(spark) as run:
+        assert tuples(run.output()) == [(i, i) for i in range(30)]
+    # Only what was begun and not reported is called again.
+    again = Counter(place.calls())
+    assert set(map(int, again)) == set(range(30))
+    assert sum(again.values()) - 30 <= 2 * (1 + 1)
+
+
+# --- what is refused ----------------------------------------------------------------------------
+
+
+def test_what_must_not_change_under_a_name_is_named_when_it_did(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(5).withColumn("k2", F.col("id"))
+    with place.stage(double).run(df, output=place.output):
+        pass
+    changed: dict[str, tuple[Stage, str]] = {
+        "key": (place.stage(double, key=["id", "k2"]), place.output),
+        "schema": (place.stage(double, schema="y string"), place.output),
+        "batch_rows": (place.stage(double, batch=True), place.output),
+        "version": (place.stage(double, version="2"), place.output),
+        "output": (place.stage(double), str(place.path / "elsewhere")),
+        "file_rows": (place.stage(double, file_rows=10), place.output),
+    }
+    for what, (stage, output) in changed.items():
+        with pytest.raises(RunChanged) as refused:
+            stage.run(df, output=output)
+        told = refused.value.fields
+        assert (told["name"], told["what"]) == ("job", what)
+        assert told["was"] != told["now"]
+        assert "fresh=True" in refused.value.hint
+    assert not (place.path / "elsewhere").exists()
+    # How it gets there may change.
+    with place.stage(double, attempts=7, concurrency=9, rate_per_s=5).run(df) as run:
+        assert run.counts()["COMMITTED"] == 5
+
+
+def test_another_input_under_a_name_is_refused(spark: SparkSession, place: Place) -> None:
+    with place.stage(double).run(spark.range(5)):
+        pass
+    others = [
+        spark.range(6),
+        spark.range(1, 6),
+        spark.range(5).withColumn("more", F.lit(1)),
+        spark.range(5).select(F.col("id").cast("int")),
+    ]
+    for df in others:
+        with pytest.raises(InputChanged) as refused:
+            place.stage(double).run(df)
+        assert refused.value.fields["name"] == "job"
+        assert "fresh=True" in refused.value.hint
+    with place.stage(double).run(spark.range(0, 5, 1, 4)) as run:
+        assert run.counts()["COMMITTED"] == 5
+
+
+def test_bad_keys_are_refused_by_their_kind(spark: SparkSession, place: Place) -> None:
+    nobody = place.stage(place.counting(), key="doc_id")
+    with pytest.raises(KeyMissing) as missing:
+        nobody.run(spark.range(5), output=place.output)
+    assert "doc_id" in str(missing.value)
+    twice = spark.createDataFrame([(1,), (2,), (1,)], "id int").repartition(3)
+    with pytest.raises(KeyDuplicate) as duplicate:
+        place.stage(place.counting(), "twice").run(twice, output=place.output)
+    assert "1" in str(duplicate.value)
+    null = spark.createDataFrame([(1,), (None,)], "id int")
+    with pytest.raises(KeyNull) as nulls:
+        place.stage(place.counting(), "null").run(null, output=place.output)
+    for error in (missing, duplicate, nulls):
+        assert error.value.hint
+    assert place.calls() == []
+    assert not Path(place.output).exists()
+    # Mended, the same name goes on.
+    with place.stage(place.counting(), "twice").run(twice.distinct(), output=place.output) as run:
+        assert run.counts()["COMMITTED"] == 2
+
+
+def test_a_function_that_cannot_travel_is_refused_before_anything_is_made(
+    spark: SparkSession, place: Place
+) -> None:
+    lock = threading.Lock()
+
+    def work(row: Any) -> Any:
+        with lock:
+            return {"y": 1}
+
+    with pytest.raises(NotPicklable) as refused:
+        place.stage(work).run(spark.range(5), output=place.output)
+    assert "lock" in refused.value.fields["why"]
+    assert "work" in refused.value.fields["function"]
+    with pytest.raises(NotPicklable):
+        place.stage(lambda row: spark.range(3).count()).run(spark.range(5))
+    assert not Path(place.store).exists()
+
+
+def snapshot(path: Path) -> dict[str, tuple[bytes, int]]:
+    return {
+        str(one): (one.read_bytes() if one.is_file() else b"", one.stat().st_mtime_ns)
+        for one in [path, *path.rglob("*")]
+    }
+
+
+def test_an_output_that_is_not_ours_is_left_as_it_is(spark: SparkSession, place: Place) -> None:
+    foreign = place.path / "foreign"
+    spark.range(3).write.parquet(str(foreign))
+    file = place.path / "file.txt"
+    file.write_text("precious")
+    notes = place.path / "notes"
+    notes.mkdir()
+    (notes / "readme.md").write_text("mine")
+    ours = place.path / "ours"
+    with place.stage(double, "older").run(spark.range(3), output=str(ours)):
+        pass
+    for path in (foreign, file, notes, ours):
+        before = snapshot(path)
+        with pytest.raises(OutputNotOurs) as refused:
+            place.stage(place.counting()).run(spark.range(5), output=str(path))
+        assert str(path) in str(refused.value)
+        assert "nothing was touched" in refused.value.hint
+        assert snapshot(path) == before
+    assert place.calls() == []
+    with place.stage(place.counting()).run(spark.range(5), output=place.output) as run:
+        assert run.counts()["COMMITTED"] == 5
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "name": {"name": ""},
+    "long name": {"name": "x" * 200},
+    "fn": {"fn": 5},
+    "no row": {"fn": lambda: None},
+    "key": {"key": []},
+    "key of a number": {"key": 5},
+    "key twice": {"key": ["id", "id"]},
+    "concurrency": {"concurrency": 0},
+    "half a call": {"concurrency": 1.5},
+    "concurrency of text": {"concurrency": "8"},
+    "rate": {"rate_per_s": -1},
+    "rate of nothing": {"rate_per_s": float("nan")},
+    "attempts": {"attempts": 0},
+    "attempts of text": {"attempts": "3"},
+    "retry_on": {"retry_on": ("TimeoutError",)},
+    "on_fail": {"on_fail": "explode"},
+    "batch_rows": {"batch": True, "batch_rows": 0},
+    "huge batches": {"batch": True, "batch_rows": 1 << 22},
+    "flush_rows": {"flush_rows": 0},
+    "file_rows": {"file_rows": 0},
+    "timeout_s": {"timeout_s": 0},
+    "lease_s": {"lease_s": 0},
+    "lease of text": {"lease_s": "15"},
+    "grace_s": {"grace_s": -1},
+    "ahead_rows": {"ahead_rows": -1},
+    "retry_budget": {"retry_budget": -1},
+    "version": {"version": 2},
+    "progress": {"progress": "loud"},
+    "tasks": {"tasks": -1},
+}
+
+
+@pytest.mark.parametrize("options", BAD.values(), ids=BAD.keys())
+def test_a_stage_that_makes_no_sense_is_refused_when_it_is_made(options: dict[str, Any]) -> None:
+    whole = {"name": "job", "fn": double, "key": "id", "schema": Y, "store": "x", **options}
+    with pytest.raises(HoldfastError) as refused:
+        Stage(**whole)
+    assert refused.value.code in ("not_a_stage", "invalid")
+    assert "what" in refused.value.fields
+
+
+def test_an_unknown_option_is_an_error_of_python() -> None:
+    with pytest.raises(TypeError, match="concurency"):
+        Stage("job", double, key="id", schema=Y, concurency=5)  # type: ignore[call-arg]
+
+
+def test_schemas_and_stores_that_are_no_good_are_refused(spark: SparkSession, place: Place) -> None:
+    df = spark.range(5)
+    for schema in ("y nonsense", "", "id bigint", "_seq bigint", 5, "y bigint, y string"):
+        with pytest.raises(HoldfastError) as refused:
+            place.stage(double, schema=schema).run(df)
+        assert refused.value.fields["what"] == "schema"
+    for store in ("memory:", None, ""):
+        with pytest.raises(NotAStage) as refused_store:
+            place.stage(double, store=store).run(df)
+        assert refused_store.value.fields["what"] == "store"
+    with pytest.raises(HoldfastError):
+        place.stage(double, store="ftp://x").run(df)
+    with pytest.raises(NotFound):
+        place.stage(double).resume(spark)
+    with pytest.raises(NotFound):
+        place.stage(double).cancel()
+    assert "no run yet" in str(place.stage(double).explain())
+
+
+def test_a_name_may_be_any_text(spark: SparkSession, place: Place) -> None:
+    name = "labels, v2/ü (a b):c"
+    with place.stage(double, name).run(spark.range(3)) as run:
+        assert run.name == name
+        assert run.counts()["COMMITTED"] == 3
+
+
+def test_an_input_that_breaks_is_told_as_spark_tells_it_and_may_be_mended(
+    spark: SparkSession, place: Place
+) -> None:
+    broken = spark.range(5).select(
+        F.expr("if(id = 3, raise_error('a bad file'), id)").cast("bigint").alias("id")
+    )
+    with pytest.raises(Exception, match="a bad file"):
+        place.stage(double).run(broken, output=place.output)
+    assert not Path(place.output).exists()
+    with place.stage(double).run(spark.range(5), output=place.output) as run:
+        assert run.counts()["COMMITTED"] == 5
+
+
+# --- Delta --------------------------------------------------------------------------------------
+
+
+def test_rows_go_into_a_delta_table_once(spark: SparkSession, place: Place) -> None:
+    from deltalake import DeltaTable
+
+    stage = place.stage(double, file_rows=8)
+    df = spark.range(20)
+    with stage.run(df, output=DeltaSink(place.output)) as run:
+        assert tuples(run.output()) == [(i, 2 * i) for i in range(20)]
+    with stage.run(df, output=DeltaSink(place.output)) as run:
+        assert run.counts()["COMMITTED"] == 20
+    table = DeltaTable(place.output).to_pyarrow_table().sort_by("id")
+    assert table.to_pydict() == {"id": list(range(20)), "y": list(range(0, 40, 2))}
+
+
+__all__ = ["Iterator", "Run", "json", "textwrap"]
