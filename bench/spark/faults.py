@@ -32,7 +32,7 @@ from bench.spark.driver import Done, Job, Session
 from holdfast.spark.sinks.parquet import read_parts
 from tests.process.watch import until
 from tests.processes import ROOT, Proc
-from tests.spark.clusters import Cluster, Executor, _below, _processes, cluster
+from tests.spark.clusters import Cluster, Executor, cluster, services
 
 ROWS = 4_000
 POISON = 50
@@ -43,7 +43,6 @@ FLUSH_ROWS = 100
 LEASE_S = 3.0
 START_S = 120.0
 RUN_S = 300.0
-SERVICE = "holdfast.spark.service"
 
 SPECULATION = {
     "spark.speculation": "true",
@@ -87,9 +86,8 @@ class Driver:
 
     def service(self) -> int:
         """The pid of the ledger service that works for this driver."""
-        table = _processes()
-        below = [pid for pid in _below(self.proc.pid, table) if SERVICE in table[pid].args]
-        return below[-1] if below else 0
+        found = services(self.proc.pid)
+        return found[-1] if found else 0
 
     def _send(self, message: Any) -> None:
         self.proc.send(msgspec.json.encode(message).decode())
@@ -395,10 +393,7 @@ class Bench:
         poison = set(job.poison)
         wanted = [key for key in range(job.rows) if key not in poison]
         if job.how == "stage":
-            manifest = read_parts(job.output)
-            if not manifest.complete:
-                raise WrongOutput(f"{job.name}: the manifest is not complete")
-            found = pa.concat_tables(map(pq.read_table, manifest.files))
+            found = output_of(Path(job.output))
         else:
             wanted.sort(key=answer)
             found = pq.read_table(job.output)
@@ -418,6 +413,14 @@ class Bench:
             reclaims=done.reclaims,
             fenced=done.fenced,
         )
+
+
+def output_of(path: Path) -> pa.Table:
+    """What a stage committed there, all of it."""
+    manifest = read_parts(path)
+    if not manifest.complete:
+        raise WrongOutput(f"{path.name}: the manifest is not complete")
+    return pa.concat_tables(map(pq.read_table, manifest.files))
 
 
 def check_answers(name: str, found: pa.Table, wanted: list[int]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from holdfast.sim import command, swarm
 from holdfast.sim.sometimes import SEEDS_MIN, SOMETIMES, never
 
-MUTANT = "timer: ready at once"
+MUTANT = "timer: woken early"
 
 
 def test_clean_seeds_are_told_and_exit_0(capsys: pytest.CaptureFixture[str]) -> None:

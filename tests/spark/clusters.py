@@ -36,6 +36,7 @@ JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 WHEEL = Path(pyspark.__file__).parent
 EXECUTOR = "org.apache.spark.executor.CoarseGrainedExecutorBackend"
 CHILD = "holdfast.spark.child"
+SERVICE = "holdfast.spark.service"
 # In the environment of a Worker and of its executors: which one it is, from 0.
 NODE = "HOLDFAST_NODE"
 
@@ -219,6 +220,12 @@ def connect_server(
 def pythons(pid: int) -> Pythons:
     """The Python processes below `pid`: an executor, a local driver, or whatever started one."""
     return _pythons(pid, _processes())
+
+
+def services(pid: int) -> list[int]:
+    """The ledger services below `pid`, which a driver started."""
+    table = _processes()
+    return [each for each in _below(pid, table) if SERVICE in table[each].args]
 
 
 def _daemon(program: str, *args: str, directory: Path, env: Mapping[str, str] | None) -> Proc:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import importlib
-import json
 import os
 import signal
 import sys
-import textwrap
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,6 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.states import State
 from holdfast.spark import Call, Fail, Retry, Skip, Stage
-from holdfast.spark import stage as stages
 from holdfast.spark.code import NotPicklable
 from holdfast.spark.errors import (
     InputChanged,
@@ -38,10 +36,10 @@ from holdfast.spark.errors import (
     RunChanged,
 )
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
-from holdfast.spark.run import Run
 from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
+from holdfast.spark.stage import _open
 from holdfast.store import open as open_store
 from tests.processes import Proc
 
@@ -193,7 +191,7 @@ def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
 def test_without_an_output_the_rows_are_kept_in_the_store(
     spark: SparkSession, place: Place
 ) -> None:
-    with place.stage(double).run(spark.range(10)) as run:
+    with place.stage(double, store=Path(place.store)).run(spark.range(10)) as run:
         assert tuples(run.output()) == [(i, 2 * i) for i in range(10)]
         assert run.failed().count() == run.skipped().count() == 0
         assert run.failed().columns[:2] == ["id", "_seq"]
@@ -507,6 +505,25 @@ def test_the_lazy_form_says_on_request_how_every_row_ended(
     assert (empty.count(), len(empty.columns)) == (0, 7)
 
 
+def test_the_lazy_form_and_a_run_of_the_same_name_share_what_is_done(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(0, 12, 1, 2)
+    stage = place.stage(place.counting(), "both")
+    lazy = df.transform(stage)
+    # Nobody has evaluated it yet, and its service is there already.
+    with stage.run(df) as run:
+        assert run.counts()["COMMITTED"] == 12
+    [keeper] = [one for (_, name), one in _open.items() if name == "both"]
+    os.kill(keeper.pid, signal.SIGKILL)
+    assert lazy.count() == 12
+    assert keeper.restarts == 1
+    assert len(place.calls()) == 12
+    with stage.run(df, fresh=True) as run:
+        assert run.counts()["COMMITTED"] == 12
+    assert len(place.calls()) == 24
+
+
 # --- going on, beginning anew, trying again -----------------------------------------------------
 
 
@@ -555,22 +572,24 @@ def test_a_fresh_run_begins_anew_under_the_same_name(spark: SparkSession, place:
 
 def held_up(place: Place) -> Callable[..., Any]:
     """A function that stays in its rows from the 5th on until `go` is there, and says so."""
-    log, go = place.log, str(place.path / "go")
+    log, busy, go = place.log, str(place.path / "busy"), str(place.path / "go")
+    os.mkfifo(busy)
 
     def work(row: Any) -> Any:
-        import time
-
         note(log, row.id)
-        while row.id >= 5 and not os.path.exists(go):
-            time.sleep(0.02)
+        if row.id >= 5 and not os.path.exists(go):
+            note(busy, row.id)
+            while not os.path.exists(go):
+                time.sleep(0.02)
         return {"y": row.id}
 
     return work
 
 
-def until_called(place: Place, calls: int) -> None:
-    while len(place.calls()) < calls:
-        os.sched_yield()
+def until_held_up(place: Place) -> None:
+    """Wait until a call of the function above is stuck; there are others before it."""
+    with open(place.path / "busy") as pipe:
+        assert pipe.readline()
 
 
 class Thread(threading.Thread):
@@ -596,7 +615,7 @@ def test_a_run_that_is_cancelled_says_so_and_stays_cancelled(
     df = spark.range(0, 50, 1, 2)
     stage = place.stage(held_up(place), grace_s=0.2, flush_rows=2)
     thread = Thread(lambda: stage.run(df, output=place.output))
-    until_called(place, 6)
+    until_held_up(place)
     if how == "stage":
         stage.cancel()
     else:
@@ -617,24 +636,18 @@ def test_a_run_that_is_cancelled_says_so_and_stays_cancelled(
 
 
 def test_an_interrupt_leaves_a_run_that_goes_on_where_it_was(
-    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, place: Place
 ) -> None:
     df = spark.range(0, 30, 1, 2)
     stage = place.stage(held_up(place), flush_rows=1)
-    drive = stages.Drive
-    asked = []
 
-    class Interrupted(drive):  # type: ignore[misc, valid-type]
-        def _watch(self, job: Any) -> Any:
-            until_called(place, 6)
-            asked.append(job)
-            raise KeyboardInterrupt
+    def interrupt() -> None:
+        until_held_up(place)
+        os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(stages, "Drive", Interrupted)
+    Thread(interrupt)
     with pytest.raises(KeyboardInterrupt):
         stage.run(df, output=place.output)
-    monkeypatch.undo()
-    assert asked
     plan = stage.explain()
     assert (plan.status, plan.rows) == ("open", 30)
     assert plan.to_run + plan.to_retry + plan.reused == 30
@@ -817,6 +830,9 @@ def test_schemas_and_stores_that_are_no_good_are_refused(spark: SparkSession, pl
         with pytest.raises(HoldfastError) as refused:
             place.stage(double, schema=schema).run(df)
         assert refused.value.fields["what"] == "schema"
+    with pytest.raises(NotAStage) as refused_output:
+        place.stage(double).run(df, output=5)  # type: ignore[arg-type]
+    assert refused_output.value.fields["what"] == "output"
     for store in ("memory:", None, ""):
         with pytest.raises(NotAStage) as refused_store:
             place.stage(double, store=store).run(df)
@@ -864,6 +880,3 @@ def test_rows_go_into_a_delta_table_once(spark: SparkSession, place: Place) -> N
         assert run.counts()["COMMITTED"] == 20
     table = DeltaTable(place.output).to_pyarrow_table().sort_by("id")
     assert table.to_pydict() == {"id": list(range(20)), "y": list(range(0, 40, 2))}
-
-
-__all__ = ["Iterator", "Run", "json", "textwrap"]

@@ -3,8 +3,9 @@
 tape         every random decision, recorded, replayed, shrunk
 scheduler    one actor at a time, chosen by the tape
 store        the real engine on real rows, and every way it can fail its callers
-workloads    the actors: hosts, producers, workers, runners, operators, fate
+workloads    the actors: hosts, producers, workers, runners, ledger services, tasks, operators, fate
 processes    the product's roles under the scheduler: world workers, orchestrators, timers
+ledger_office  a ledger service's inside: the real board and log, and the rule between them
 world_app    what the simulated worlds do;  check_app: the same, stated once more
 history      what happened;  audit: what the rows say, decoded independently
 checkers     one per line of INVARIANTS.md

@@ -12,6 +12,7 @@ Events besides the commits (`_write`), all noted by actors:
     ledger.beat    a grant was promised to live on;  sink.commit: rows became visible
     ledger.anew    a service of another driver: grants so far are void with its next commit
     ledger.careless  somebody is about to do what must stop the run
+    ledger.finished  a task was told that there is nothing left to do in an interval
     ledger.over    the run's record says how it ended
 """
 
@@ -56,8 +57,9 @@ class _Run:
 class _Replay:
     """One life of the store, seen by its runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, whole: bool) -> None:
         self.runs: dict[str, _Run] = {}
+        self._whole = whole
         self.found: list[Violation] = []
         self._now: Event | None = None
         # What a process is about to append, and to which run.
@@ -77,7 +79,7 @@ class _Replay:
 
     def _run(self, name: str) -> _Run:
         if name not in self.runs:
-            self.runs[name] = _Run(Ledger(name, self.bad))
+            self.runs[name] = _Run(Ledger(name, self.bad, whole=self._whole))
         return self.runs[name]
 
     # -- the log -------------------------------------------------------------------------------
@@ -228,6 +230,12 @@ class _Replay:
         """Somebody is about to do what must stop the run."""
         self._run(event.args["run"]).careless = True
 
+    def _finished(self, event: Event) -> None:
+        """Whoever is told that its rows are over may rely on it: it is durable."""
+        ledger = self._run(event.args["run"]).ledger
+        if any(code < SUCCESS for code in ledger.state[event.args["lo"] : event.args["hi"]]):
+            self.bad("J1", f"{ledger.run}: told to be over, and not so in the log")
+
     def _beat(self, event: Event) -> None:
         run = self._run(event.args["run"])
         run.promises[event.args["epoch"]] = event.args["expires_ns"]
@@ -247,8 +255,11 @@ class _Replay:
     def _over(self, event: Event) -> None:
         run, status = self._run(event.args["run"]), event.args["status"]
         ledger = run.ledger
-        right = "halted" if ledger.halted else "cancelled" if ledger.cancelling else "finished"
-        if status != right:
+        right = ["halted"] if ledger.halted else []
+        # Once all is committed, an illegal report may come before or after the end.
+        if not ledger.halted or ledger.next_commit == len(ledger.state):
+            right.append("cancelled" if ledger.cancelling else "finished")
+        if status not in right:
             self.bad("S1", f"{ledger.run}: {status} by its record, {right} by its log")
         if not ledger.halted and (run.sunk, ledger.next_commit) != (len(ledger.state),) * 2:
             self.bad("P1", f"{ledger.run}: over, with {run.sunk} of its rows in the sink")
@@ -263,6 +274,7 @@ _STEPS = {
     "ledger.anew": _Replay._opens_anew,
     "ledger.careless": _Replay._careless,
     "ledger.beat": _Replay._beat,
+    "ledger.finished": _Replay._finished,
     "ledger.over": _Replay._over,
     "sink.commit": _Replay._sink,
 }
@@ -273,7 +285,7 @@ def findings(history: History) -> list[Violation]:
     found: list[Violation] = []
     for life in history.lives():
         if any(event.op == "ledger.live" for event in life):
-            replay = _Replay()
+            replay = _Replay(whole=history.config("claims_whole", False))
             for event in life:
                 replay.step(event)
             found += replay.found

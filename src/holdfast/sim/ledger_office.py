@@ -26,7 +26,7 @@ from holdfast.ledger.records import Advanced, Done, LogEntry, Range, Reclaimed
 from holdfast.ledger.runs import RunRecord
 from holdfast.ledger.states import State
 from holdfast.sim.actor import Life
-from holdfast.sim.ledger_shape import LedgerShape
+from holdfast.sim.ledger_shape import LedgerShape, Nature
 from holdfast.sim.scheduler import Task
 from holdfast.store.api import Txn
 
@@ -59,6 +59,8 @@ class Move(NamedTuple):
 class Claim(NamedTuple):
     rows: int
     begin: int
+    lo: int
+    hi: int | None
 
 
 class Stepped(NamedTuple):
@@ -150,7 +152,9 @@ class Office:
         answer: Answer | None = None
         if claim is not None:
             now_ns = self.life.store.now_ns()
-            answer, more = self.board.claim(owner, claim.rows, now_ns=now_ns, begin=claim.begin)
+            answer, more = self.board.claim(
+                owner, claim.rows, now_ns=now_ns, lo=claim.lo, hi=claim.hi, begin=claim.begin
+            )
             entries += more
         return Stepped(moved, answer), self._enqueue(entries, puts)
 
@@ -329,6 +333,28 @@ class Office:
             ended=list(ledger.ended),
             prefix=self.board.terminal_prefix(),
         )
+
+
+class Outside:
+    """What is not on the store, and outlives every process: the address, the sink, the rows."""
+
+    def __init__(self, shape: LedgerShape) -> None:
+        self.shape = shape
+        self.offices: dict[str, Office] = {}
+        self.at: Office | None = None
+        self.natures: dict[str, list[Nature]] = {}
+        self.versions: dict[str, int] = {}
+        self.calls = 0
+        self.runs = 0
+        self.resting = False
+
+    def version(self, run_id: str) -> int:
+        """The last version that the sink holds; -1 is none."""
+        return self.versions.get(run_id, -1)
+
+    def nature(self, run_id: str, seq: int) -> Nature:
+        natures = self.natures.get(run_id)
+        return natures[seq] if natures else Nature.FINE
 
 
 def successes(txn: Txn, run_id: str, lo: int, hi: int, page_rows: int) -> list[tuple[int, str]]:

@@ -55,6 +55,8 @@ class LedgerShape:
     checkpoint_entries: int = 12
     # Rows that a task asks for, begins together, and reports together.
     claim_rows: int = 6
+    # Above 0, tasks ask for rows of one of so many intervals, as those of a lazy stage do.
+    partitions: int = 0
     begin_rows: int = 3
     flush_rows: int = 3
     # Per mille: answers that get lost, pauses beyond a lease, cancellations, reports of rows that
@@ -65,6 +67,7 @@ class LedgerShape:
     careless_mille: int = 0
     # Per mille of the starts: another driver, whose tasks are others.
     anew_mille: int = 400
+    # What the rows are like; drawn when it is empty.
     natures: list[Nature] = field(default_factory=list)
 
     def policy(self) -> dict[str, Any]:
@@ -100,6 +103,7 @@ def drawn(tape: Tape) -> LedgerShape:
         file_rows=(4, 3, 1)[tape.draw(3)],
         checkpoint_entries=(12, 5, 40)[tape.draw(3)],
         claim_rows=(6, 2, 12)[tape.draw(3)],
+        partitions=(0, 0, 3)[tape.draw(3)],
         begin_rows=(3, 1, 6)[tape.draw(3)],
         flush_rows=(3, 1, 5)[tape.draw(3)],
         lost_mille=(0, 40, 120)[tape.draw(3)],

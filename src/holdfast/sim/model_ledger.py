@@ -55,9 +55,11 @@ class Held:
 class Ledger:
     """One run, entry by entry."""
 
-    def __init__(self, run: str, bad: Bad) -> None:
+    def __init__(self, run: str, bad: Bad, *, whole: bool = False) -> None:
         self.run = run
         self._bad = bad
+        # Whether every claim is for any rows: then what holds up the commit comes first.
+        self._whole = whole
         self.opened = False
         self.policy: dict[str, Any] = {}
         self.state: list[int] = []
@@ -135,6 +137,9 @@ class Ledger:
         seqs = [seq for seq, _ in rows]
         if alone != bool(self.suspects & set(seqs)) or (alone and not set(seqs) <= self.suspects):
             self.bad("S5", f"suspects {sorted(self.suspects)}, granted {seqs}, alone {alone}")
+        head = self.prefix()
+        if self._whole and head in self.suspects and head not in seqs:
+            self.bad("S5", f"{seqs} granted, and suspect {head} holds up the commit")
         if alone and len(seqs) > max(1, int(self.policy["batch_rows"] ** 0.5)):
             self.bad("S5", f"{len(seqs)} suspects at once")
         self.suspects -= set(seqs)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from holdfast.sim.edits import Edit, Mutant
 from holdfast.sim.mutants_ledger import LEDGER
 from holdfast.sim.mutants_worlds import WORLDS
-from holdfast.sim.settings import Workload
+from holdfast.sim.settings import HAS_LEDGER, Workload
 
 _guard = "store.txn:check_guard"
 _held = "durable.claim:_held"
@@ -225,7 +225,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
 }
 
-_LEDGER = {f"ledger {name}": edits for name, edits in LEDGER.items()}
+_LEDGER = {f"ledger {name}": edits for name, edits in LEDGER.items() if HAS_LEDGER}
 
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(name, edits) for name, edits in {**_PLANTED, **WORLDS, **_LEDGER}.items()

@@ -28,7 +28,7 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
             "Leased(now_ns, epoch, owner, parts, begun, alone)",
             "Leased(now_ns, epoch, owner, parts, [], alone)",
         ),
-    ),  # fmt: skip
+    ),
     "claim: ripening not logged": (
         Edit(
             _claim, "entries.append(self._decide(Ripened(now_ns)))", "self._decide(Ripened(now_ns))"
@@ -46,6 +46,9 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
     ),
     "suspects: not set apart": (
         Edit(f"{_fold}._reclaimed", "self.suspects.add(lo, hi)", "self.free.add(lo, hi)"),
+    ),
+    "suspects: last, even at the head of the commit": (
+        Edit("ledger.choose:choose", "if at.suspects.rows:", "if False:"),
     ),
     "suspects: a whole batch at once": (
         Edit("ledger.choose:_suspect", "isqrt(at.policy.unit)", "at.policy.unit"),
@@ -67,14 +70,14 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
             "if told is None:\n            raise self._fence(epoch)",
             "if told is None:\n            return Taken(0, True, '', []), []",
         ),
-    ),  # fmt: skip
+    ),
     "report: does not prolong the lease": (
         Edit(
             _advance,
             "self._expires[epoch] = max(self._expires[epoch], now_ns + self.policy.lease_ns)",
             "pass",
         ),
-    ),  # fmt: skip
+    ),
     "report: begins what a cancellation ended": (
         Edit(
             _advance,
@@ -131,7 +134,7 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
             "        return self._expires[epoch]",
             "return now_ns + self.policy.lease_ns",
         ),
-    ),  # fmt: skip
+    ),
     "expire: grants not renewed on opening": (
         Edit(f"{_board}.renew", "for epoch in self.grants:", "for epoch in ():"),
     ),
@@ -140,9 +143,12 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
     "cancel: granted rows kept": (Edit(f"{_fold}._cancelling", "held.idle = Ranges()", "pass"),),
     "cancel: no grace": (Edit(f"{_board}.end_grace", "now_ns < self.grace_ends_ns", "False"),),
     "cancel: begun rows outlive the grace": (
-        Edit(f"{_fold}.apply", "self._move(lo, hi, Event.CANCEL, held, reason=ErrorClass.CANCELLATION)",
-             "pass"),
-    ),  # fmt: skip
+        Edit(
+            f"{_fold}.apply",
+            "self._move(lo, hi, Event.CANCEL, held, reason=ErrorClass.CANCELLATION)",
+            "pass",
+        ),
+    ),
     # committing
     "commit: prefix one too far": (
         Edit("ledger.ledger:Ledger.final_prefix", "return at", "return min(at + 1, self.size)"),
@@ -168,21 +174,21 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
             "_keep(txn, self._subject, height, checkpoint)",
             "_keep(txn, self._subject, height - 1, checkpoint)",
         ),
-    ),  # fmt: skip
+    ),
     "log: truncated up to the newest checkpoint": (
         Edit(
             "ledger.log:_keep",
             "journal.checkpoint(txn, subject, before.height)",
             "journal.checkpoint(txn, subject, height)",
         ),
-    ),  # fmt: skip
+    ),
     "log: an entry too few replayed": (
         Edit(
             "ledger.log:_load",
             "_rebuild(txn, subject, start, head)",
             "_rebuild(txn, subject, start, max(head - 1, start or 1))",
         ),
-    ),  # fmt: skip
+    ),
     "log: old answers of a checkpoint lost": (Edit(_restore, "self._keep(ended)", "pass"),),
     "log: answers of a checkpoint lost": (
         Edit(f"{_fold}._regrant", "held.replies.extend(told.replies)", "pass"),

@@ -12,6 +12,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 
 from holdfast.clock import MS, SimClock
@@ -22,9 +23,8 @@ from holdfast.sim.history import History
 from holdfast.sim.machine import ClosableBackend, SimStore
 from holdfast.sim.nemesis import Fate
 from holdfast.sim.scheduler import Scheduler, Task, Threads
-from holdfast.sim.settings import FAULTS_UNTIL, LEASE_NS, REST_STEPS_MAX, Settings
+from holdfast.sim.settings import FAULTS_UNTIL, LEASE_NS, REST_STEPS_MAX, Settings, Workload
 from holdfast.sim.tape import Tape
-from holdfast.store import engine
 from holdfast.store.memory import MemoryBackend
 from holdfast.store.rows import LmdbBackend
 
@@ -32,8 +32,13 @@ from holdfast.store.rows import LmdbBackend
 LOOK_EVERY = 40
 # Queues of a universe that nobody works off yet: adapters and timers are to come.
 UNSERVED = ("/effects/", "/timers", "/cancels")
-# Commits that the engine remembers, to validate by and to answer from.
-SHORT_MEMORY = {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}
+# Commits that the engine remembers, to validate by and to answer from; answers that a board keeps for
+# repeats, and what it does at once. By module.
+SHORT_MEMORY = {"store.engine": {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}}
+SHORT_LEDGER = {
+    "ledger.position": {"REPLIES_KEPT": 2, "OVER_KEPT": 2, "RIPEN_MAX": 1},
+    "ledger.choose": {"PARTS_MAX": 2},
+}
 
 
 class Simulation:
@@ -75,7 +80,7 @@ class Simulation:
         return self.plan.calm
 
     def run(self) -> None:
-        with _memory_of_the_engine(short=self.settings.short_memory):
+        with _short_memory(self.settings):
             try:
                 self._run()
             finally:
@@ -201,16 +206,19 @@ class _Backends:
 
 
 @contextmanager
-def _memory_of_the_engine(*, short: bool) -> Iterator[None]:
-    """With a short memory, snapshots and outcomes grow too old within one run."""
-    if not short:
-        yield
-        return
-    genuine = {name: getattr(engine, name) for name in SHORT_MEMORY}
+def _short_memory(settings: Settings) -> Iterator[None]:
+    """With a short memory, snapshots, outcomes and answers grow too old within one run."""
+    wanted = SHORT_MEMORY if settings.short_memory else {}
+    if settings.short_memory and settings.workload == Workload.LEDGER:
+        wanted = {**wanted, **SHORT_LEDGER}
+    genuine = []
     try:
-        for name, commits in SHORT_MEMORY.items():
-            setattr(engine, name, commits)
+        for name, changes in wanted.items():
+            module = import_module(f"holdfast.{name}")
+            for constant, value in changes.items():
+                genuine.append((module, constant, getattr(module, constant)))
+                setattr(module, constant, value)
         yield
     finally:
-        for name, commits in genuine.items():
-            setattr(engine, name, commits)
+        for module, constant, value in genuine:
+            setattr(module, constant, value)

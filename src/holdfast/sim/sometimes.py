@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.sim.faults import Fault
 from holdfast.sim.history import Event, History
 from holdfast.sim.lease_events import stuck_now
+from holdfast.sim.settings import HAS_LEDGER
 
 # Over this many seeds everything below must have been seen.
 SEEDS_MIN = 200
@@ -259,7 +260,9 @@ _TOLD = {
 }
 
 _ALL = {**_SIGHTS, **_WORLDS, **_LEDGER}
-SOMETIMES: frozenset[str] = frozenset({*_ALL, *_TOLD})
+SOMETIMES: frozenset[str] = frozenset(
+    name for name in {*_ALL, *_TOLD} if HAS_LEDGER or not name.startswith("ledger: ")
+)
 
 
 def sightings(history: History, told: Counter[str]) -> Counter[str]:

@@ -262,6 +262,21 @@ def is_async(fn: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
+def takes_row(fn: Callable[..., Any]) -> bool:
+    """Whether the function can be called with a row at all, as far as it can be known."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):
+        return True
+    row: tuple[Any, ...] = (None, None) if takes_call(fn) else (None,)
+    named = {"call": None} if _takes_call_by_name(fn) else {}
+    try:
+        signature.bind(*row, **named)
+    except TypeError:
+        return False
+    return True
+
+
 def takes_call(fn: Callable[..., Any]) -> bool:
     """Whether the function wants the call beside its row."""
     try:

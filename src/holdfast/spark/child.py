@@ -4,8 +4,9 @@ A Spark Python worker starts one and keeps it for its later tasks. On standard i
 one after another: a header and the pickled function; on what was standard output goes how each
 ended. What the function prints goes to standard error, where executors keep their logs.
 
-The end of the input means that the worker is gone, and so is this process, at once and whatever
-it is doing: its grants are reclaimed when its connection closes.
+The end of the input means that the worker is gone. Calls that are under way have been paid for, so
+they may end and are told, for `DRAIN_S` at most; nothing is begun any more. What is left then is
+reclaimed when the connection closes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import BinaryIO
 
 import msgspec
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.spark import code
 from holdfast.spark.caller import Caller
@@ -28,6 +30,7 @@ from holdfast.spark.rows import Encoder
 
 # How a child that cannot stop a hung call leaves.
 EXIT_HUNG = 75
+DRAIN_S = 2.0
 _LENGTHS = struct.Struct("<II")
 
 
@@ -41,20 +44,26 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
-    # The descriptor of the answers is taken out of reach of `print`.
-    answers = os.fdopen(os.dup(1), "wb")
+    # The pipes are taken out of reach of `print`, of `input` and of programs that the function starts.
+    answers, source = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
-    duties: queue.SimpleQueue[tuple[bytes, bytes]] = queue.SimpleQueue()
-    threading.Thread(target=_read, args=(sys.stdin.buffer, duties), daemon=True).start()
-    while True:
-        header, function = duties.get()
-        verdict = _do(msgspec.msgpack.decode(header, type=Duty), function)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    duties: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
+    orphaned = threading.Event()
+    threading.Thread(target=_read, args=(source, duties, orphaned), daemon=True).start()
+    while (given := duties.get()) is not None:
+        header, function = given
+        verdict = _do(msgspec.msgpack.decode(header, type=Duty), function, orphaned)
+        if orphaned.is_set():
+            os._exit(0)
         data = msgspec.msgpack.encode(verdict)
         answers.write(struct.pack("<I", len(data)) + data)
         answers.flush()
 
 
-def _do(duty: Duty, function: bytes) -> Verdict:
+def _do(duty: Duty, function: bytes, orphaned: threading.Event) -> Verdict:
     code.look_in(duty.paths)
     try:
         fn, retry_on = code.load(function)
@@ -65,7 +74,7 @@ def _do(duty: Duty, function: bytes) -> Verdict:
     encoder = Encoder(StructType.fromJson(msgspec.json.decode(duty.schema)))
     caller = Caller(fn, retry_on, encoder, duty.run_id, duty.timeout_s)
     with Client(duty.address, "child") as client:
-        engine = Engine(duty, caller, client)
+        engine = Engine(duty, caller, client, orphaned)
         try:
             return Verdict(engine.run(), engine.steps)
         except HungCall as error:
@@ -75,7 +84,11 @@ def _do(duty: Duty, function: bytes) -> Verdict:
             return Verdict("failed", engine.steps, str(error), error.code)
 
 
-def _read(source: BinaryIO, duties: queue.SimpleQueue[tuple[bytes, bytes]]) -> None:
+def _read(
+    source: BinaryIO,
+    duties: queue.SimpleQueue[tuple[bytes, bytes] | None],
+    orphaned: threading.Event,
+) -> None:
     try:
         while True:
             lengths = source.read(_LENGTHS.size)
@@ -83,6 +96,9 @@ def _read(source: BinaryIO, duties: queue.SimpleQueue[tuple[bytes, bytes]]) -> N
                 break
             header, function = _LENGTHS.unpack(lengths)
             duties.put((source.read(header), source.read(function)))
+        orphaned.set()
+        duties.put(None)
+        SYSTEM.sleep(DRAIN_S)
     finally:
         os._exit(0)
 

@@ -7,6 +7,7 @@
 - A child that holds a grant never waits for another; only an empty-handed one does.
 - A lost grant (fenced) is dropped: nothing more of it is started, nothing of it is told.
 - A suspect comes alone: the child ends what it runs, tells it, then begins the suspect.
+- Of slow calls fewer are begun and claimed: as many as end within `BEGIN_S` and `CLAIM_S`.
 - Calls that take microseconds would be throttled by that window, so it grows while the mean call is
   under `FAST_US`: what a crash repeats then is a few milliseconds of work.
 """
@@ -37,11 +38,18 @@ from holdfast.spark.pool import Held, Loop, News, Pool, Threads, Unit
 from holdfast.spark.rows import rows_of, stream_of, table_of
 
 FAST_US = 20
+UNKNOWN_US = 1e9
 WINDOW_ROWS_MAX = 8192
+# Until it is known how long a call takes, so many rows (or one for each call at once) are begun.
+FIRST_ROWS = 16
+# Rows are begun, and claimed, for about so long ahead: a slow node must not sit on them.
+BEGIN_S = 0.25
+CLAIM_S = 1.0
 # What ended is told when it is so many rows, or so old, or when calls would run dry.
 TELL_ROWS = 32
 TELL_NS = 250_000_000
 WAIT_MS = 500
+PAUSE_S_MAX = 0.25
 # One report of a grant: so many rows, unless they are consecutive, and about so many bytes.
 REPORT_ROWS_MAX = 5000
 REPORT_BYTES_MAX = 8 * 1024 * 1024
@@ -72,8 +80,15 @@ class HungCall(Exception):
 
 
 class Engine:
-    def __init__(self, duty: Duty, caller: Caller, client: Client) -> None:
+    def __init__(
+        self,
+        duty: Duty,
+        caller: Caller,
+        client: Client,
+        orphaned: threading.Event | None = None,
+    ) -> None:
         self.duty = duty
+        self._orphaned = orphaned or threading.Event()
         self.caller = caller
         self.client = client
         self.steps = 0
@@ -83,6 +98,8 @@ class Engine:
         self._line = _Courier(client, self._news)
         self._held: list[Held] = []
         self._flush = max(duty.flush_rows >> min(duty.deaths * 2, 16), 1)
+        if not duty.rate:
+            self._flush = min(self._flush, max(FIRST_ROWS, duty.concurrency))
         self._chunk = 1
         self._tokens = 0
         self._tokens_wait_ns = 0
@@ -90,7 +107,7 @@ class Engine:
         self._calls = 0
         self._cost = 0.0
         self._latency = [0] * LATENCY_BUCKETS
-        self._mean_us = 1e9
+        self._mean_us = UNKNOWN_US
         self._state = "granted"
         self._claim_again_ns = 0
         self._beat_ns = SYSTEM.mono_ns()
@@ -102,16 +119,24 @@ class Engine:
         beat_ns = welcome.lease_ns // 3
         try:
             while True:
+                if self._orphaned.is_set():
+                    self._stop()
                 self._feed()
                 if not self._line.busy:
                     self._say(beat_ns)
                 if not self._held and not self._line.busy and self._state in ("over", "stop"):
                     return self._state
-                self._hear(self._pause_s(beat_ns))
+                self._hear(min(self._pause_s(beat_ns), PAUSE_S_MAX))
                 self._check_hung()
         finally:
             self._line.close()
             self._pool.close()
+
+    def _stop(self) -> None:
+        """Begin nothing more. What is begun ends and is told; the rest is no longer ours."""
+        self._state = "stop"
+        for held in self._held:
+            _cut(held)
 
     # --- calls ------------------------------------------------------------------------------
 
@@ -258,7 +283,7 @@ class Engine:
         else:
             if waiting >= window:
                 return None
-            rows = max(window * 4, self._flush * 8)
+            rows = max(window, min(self._flush * 8, self._ended_in(CLAIM_S)))
         return wire.Claim(rows, 0, self.duty.lo, self.duty.hi)
 
     def _step(self, room: int, claim: wire.Claim | None) -> None:
@@ -359,13 +384,10 @@ class Engine:
         for (held, begin), moved in zip(self._sent, answer.moved, strict=True):
             if moved.lost:
                 held.dead = True
-            elif begin and answer.state != "stop":
+            elif begin and "stop" not in (answer.state, self._state):
                 held.begun += begin
-        if answer.state == "stop":
-            self._state = "stop"
-            for held in self._held:
-                # What is begun may end in the grace period; the rest is no longer ours.
-                _cut(held)
+        if "stop" in (answer.state, self._state):
+            self._stop()
             return
         self._adapt()
         if answer.state == "none":
@@ -391,11 +413,20 @@ class Engine:
     def _adapt(self) -> None:
         if self.duty.batch_rows or self.duty.rate or self.duty.deaths:
             return
+        if self._mean_us == UNKNOWN_US:
+            return
         if self._mean_us < FAST_US and self._flush < WINDOW_ROWS_MAX:
             self._flush = min(self._flush * 4, WINDOW_ROWS_MAX)
             self._chunk = max(self._flush // (4 * self.duty.concurrency), 1)
         elif self._mean_us >= FAST_US * 4:
-            self._flush, self._chunk = self.duty.flush_rows, 1
+            ahead = max(self._ended_in(BEGIN_S), self.duty.concurrency)
+            self._flush, self._chunk = min(self.duty.flush_rows, ahead), 1
+        else:
+            self._flush = max(self._flush, self.duty.flush_rows)
+
+    def _ended_in(self, seconds: float) -> int:
+        """How many calls end in this time, as they went so far."""
+        return int(seconds * 1e6 * self.duty.concurrency / max(self._mean_us, 1.0))
 
     def _pause_s(self, beat_ns: int) -> float:
         if self._line.busy:

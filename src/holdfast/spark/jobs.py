@@ -13,8 +13,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.errors import HoldfastError
-
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
@@ -63,7 +61,7 @@ class Job:
 
     def __init__(self, spark: SparkSession, tag: str, action: Callable[[], Any]) -> None:
         self.spark = spark
-        self.tag = tag
+        self.tag = tag.replace(",", ";")  # which Spark forbids in a tag
         self.error: Exception | None = None
         self.result: Any = None
         self._action = action
@@ -85,18 +83,19 @@ class Job:
             self.spark.sparkContext.cancelJobsWithTag(self.tag)
 
     def _run(self) -> None:
-        # Tags are of the thread that starts the job.
+        try:
+            self._mark()
+            self.result = self._action()
+        except Exception as error:
+            self.error = error
+
+    def _mark(self) -> None:
+        """Tags are of the thread that starts the job."""
         if is_connect(self.spark):
             self.spark.addTag(self.tag)
         else:
             self.spark.sparkContext.addJobTag(self.tag)
             self.spark.sparkContext.setJobDescription(self.tag)
-        try:
-            self.result = self._action()
-        except HoldfastError as error:
-            self.error = error
-        except Exception as error:
-            self.error = error
 
 
 def reason(error: Exception) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import subprocess
 import sys
+import threading
 from typing import Any
 
 import msgspec
@@ -30,8 +31,8 @@ RESTARTS_MAX = 10
 LEAVE_S = 20.0
 PATIENCE_NS = 30_000_000_000
 # The line is tried again so long before the process is looked at.
-RETRY_S = 0.2
 LOOK_S = 0.2
+WATCH_S = 0.5
 
 
 class Keeper:
@@ -41,11 +42,17 @@ class Keeper:
         self.restarts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
+        self._turn = threading.RLock()
+        self._left = False
         self._start(charge)
 
     @property
     def address(self) -> Address:
         return Address(self.charge.host, self.charge.port, self.charge.token)
+
+    @property
+    def run_id(self) -> str:
+        return codec.unpack_as(runs.RunRecord, self.charge.record).run_id
 
     @property
     def pid(self) -> int:
@@ -55,25 +62,38 @@ class Keeper:
     def ask(self, message: wire.Message) -> Any:
         """One request; a service that died meanwhile is started again first."""
         patient_until_ns = SYSTEM.mono_ns() + PATIENCE_NS
-        while True:
-            self._revive()
-            assert self._client is not None
-            try:
-                answer, _ = self._client.ask(message)
-                return answer
-            except ServiceLost:
-                # Killed, most likely; or alive, and only this line broke.
-                if SYSTEM.mono_ns() >= patient_until_ns:
-                    raise
-            except HoldfastError:
-                if self._process is not None and self._process.poll() is None:
-                    raise
+        with self._turn:
+            while True:
+                self._revive()
+                assert self._client is not None
+                try:
+                    answer, _ = self._client.ask(message)
+                    return answer
+                except ServiceLost:
+                    # Killed, most likely; or alive, and only this line broke.
+                    if self._left or SYSTEM.mono_ns() >= patient_until_ns:
+                        raise
+                except HoldfastError:
+                    if self._process is not None and self._process.poll() is None:
+                        raise
+
+    def watch(self) -> None:
+        """For a service that nobody here asks anything: see to it that it lives."""
+        threading.Thread(target=self._watch, name="keeper", daemon=True).start()
+
+    def _watch(self) -> None:
+        while not self._left:
+            with contextlib.suppress(HoldfastError):
+                self.ask(wire.Status())
+            SYSTEM.sleep(WATCH_S)
 
     def leave(self) -> None:
         """End the service in good order: what it knows is durable, its lease is free."""
-        process, self._process = self._process, None
+        self._left = True
         if self._client is not None:
             self._client.close()
+        with self._turn:
+            process, self._process = self._process, None
         if process is None:
             return
         assert process.stdin is not None
@@ -93,11 +113,9 @@ class Keeper:
     def __exit__(self, *exc: object) -> None:
         self.leave()
 
-    def _alive(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
     def _revive(self) -> None:
-        assert self._process is not None, "the keeper has left"
+        if self._left or self._process is None:
+            raise ServiceLost(why="the keeper has left")
         status = self._process.poll()
         if status is None:
             return

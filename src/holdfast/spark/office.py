@@ -46,6 +46,8 @@ class Office:
         self.record = record
         # The run's record says how it ended; what the sink said when it refused for good.
         self.over = False
+        # The driver is gone: reports are taken, nothing is handed out or begun.
+        self.leaving = False
         self.sink_error: HoldfastError | None = None
         self.owners: set[str] = set()
         self.started_ns = store.now_ns()
@@ -215,13 +217,14 @@ class Office:
                     move.n,
                     move.digest,
                     done=move.done,
-                    begin=move.begin,
+                    begin=() if self.leaving else move.begin,
                     now_ns=self.store.now_ns(),
                 )
             except Fenced:
                 moved.append(wire.Moved(True, 0, ""))
                 continue
-            moved.append(wire.Moved(False, taken.held, taken.stop))
+            stop = taken.stop or ("leaving" if self.leaving else "")
+            moved.append(wire.Moved(False, taken.held, stop))
             if not more:
                 continue
             entries += more
@@ -293,6 +296,8 @@ class Office:
         return puts
 
     def _claim(self, owner: str, claim: wire.Claim) -> tuple[Answer, Entries]:
+        if self.leaving:
+            return Stop("leaving"), []
         board = self.desk.board
         hi = board.size if claim.hi < 0 else min(claim.hi, board.size)
         rows = claim.rows
@@ -347,6 +352,13 @@ class Office:
         with self._reading:
             table = self._input.rows([(part.lo, part.hi) for part in answer.parts])
         return wire.Stepped(moved, "granted", granted, 0, ""), stream_of(table)
+
+    def at_work(self) -> bool:
+        """Whether somebody who is connected still holds rows that are begun."""
+        if not self.desk.has_board or self.desk.error is not None:
+            return False
+        board = self.desk.board
+        return bool(board.ledger.in_flight_count and board.halted is None and self.owners)
 
     def beat(self, epochs: list[int]) -> wire.Beaten:
         lost = []

@@ -2,8 +2,8 @@
 
 It holds the run's lease and is the only one that writes about it. The driver starts it with its
 charge on standard input and keeps that pipe open: the end of it means that the driver is gone, and
-the service commits what is pending, gives the lease back and leaves. On standard output it says,
-once, where it listens, or why it cannot.
+the service hands out nothing more, takes what children have still to tell, commits it, gives the
+lease back and leaves. On standard output it says, once, where it listens, or why it cannot.
 
 Threads: one for each connection, one for the log, one for the commit, one that renews the lease
 and lets time pass. A service that loses its lease, or whose log fails, ends at once: whatever it
@@ -43,6 +43,8 @@ LEASE_NS = 4_000_000_000
 TICK_S = 0.1
 RENEW_NS = 1_000_000_000
 PROGRESS_NS = 2_000_000_000
+# A little longer than children take to end what they have begun.
+DRAIN_NS = 2_500_000_000
 HELLO_BYTES_MAX = 4096
 BACKLOG = 512
 # Blocks are megabytes: a few at a time.
@@ -124,6 +126,16 @@ class Service:
             self._pass_time()
         finally:
             self._close()
+
+    def drain(self) -> None:
+        """Hand out nothing more, and take what children still tell of calls that were under way."""
+        office = self.office
+        with office.desk.lock:
+            office.leaving = True
+            office.desk.changed.notify_all()
+            until_ns = SYSTEM.mono_ns() + DRAIN_NS
+            while office.at_work() and (left_ns := until_ns - SYSTEM.mono_ns()) > 0:
+                office.desk.changed.wait(left_ns / 1e9)
 
     def leave(self) -> None:
         """Ask it to end in good order; returns when it has."""
@@ -360,6 +372,7 @@ def _tell(answers: BinaryIO, ready: Ready) -> None:
 def _until_alone(source: BinaryIO, service: Service) -> None:
     while source.read(4096):
         pass
+    service.drain()
     service.leave()
     os._exit(0)
 

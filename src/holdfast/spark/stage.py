@@ -14,8 +14,9 @@ one resume to the next: attempts, concurrency, rate, time-outs, and the function
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,9 +26,10 @@ from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound
 from holdfast.ledger import runs
-from holdfast.ledger.classes import PAGE_ROWS, PAGE_ROWS_MAX, Policy
+from holdfast.ledger.board import ROWS_MAX
+from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.spark import again, code, jobs
-from holdfast.spark.caller import is_async
+from holdfast.spark.caller import takes_row
 from holdfast.spark.engine import Duty
 from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
 from holdfast.spark.fingerprint import same_input
@@ -36,6 +38,7 @@ from holdfast.spark.journal import schema_bytes
 from holdfast.spark.keeper import Keeper, new_token
 from holdfast.spark.lazy import lazily
 from holdfast.spark.plan import Plan
+from holdfast.spark.progress import MODES
 from holdfast.spark.rows import arrow_schema
 from holdfast.spark.run import Drive, Run
 from holdfast.spark.service import Charge
@@ -52,6 +55,7 @@ BATCH_ROWS = 16_384
 FLUSH_ROWS = 100
 FILE_ROWS = 4 * PAGE_ROWS
 CONCURRENCY_MAX = 10_000
+TTL_S_MAX = 30 * 24 * 3600
 
 # Stores and services of lazy forms, which live as long as the process.
 _open: dict[tuple[str, str], Keeper] = {}
@@ -65,7 +69,7 @@ class Stage:
         *,
         key: str | Sequence[str],
         schema: str | StructType,
-        store: str | None = None,
+        store: str | os.PathLike[str] | None = None,
         retry_on: tuple[type[BaseException], ...] = (TimeoutError, ConnectionError),
         attempts: int = 3,
         retry_budget: int = 0,
@@ -88,40 +92,44 @@ class Stage:
     ) -> None:
         self.name = name
         self.fn = fn
-        self.key = [key] if isinstance(key, str) else list(key)
+        self.key = _checked_key(key)
         self.schema = schema
         self.store = store
         self.retry_on = _checked_errors(retry_on)
-        self.concurrency = _checked("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self.concurrency = _whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.rate_per_s = _checked("rate_per_s", rate_per_s, 0)
         self.timeout_s = _checked("timeout_s", timeout_s, 0.001)
-        self.batch_rows = _checked("batch_rows", batch_rows, 1, PAGE_ROWS_MAX) if batch else 0
-        self.flush_rows = _checked("flush_rows", flush_rows, 1, 100_000)
-        self.file_rows = _checked("file_rows", file_rows, 1)
+        self.batch_rows = _whole("batch_rows", batch_rows, 1, ROWS_MAX) if batch else 0
+        self.flush_rows = _whole("flush_rows", flush_rows, 1, 100_000)
+        self.file_rows = _whole("file_rows", file_rows, 1)
         self.on_fail = on_fail
         self.meta = meta
         self.version = version
-        self.tasks = _checked("tasks", tasks, 0)
+        self.tasks = _whole("tasks", tasks, 0)
         self.ledger_host = ledger_host
         self.progress = progress
-        if not name or len(name.encode()) > 150:
+        if not isinstance(name, str) or not 0 < len(name.encode()) <= 150:
             raise NotAStage(what="name", why="1 to 150 bytes", found=name)
         if not callable(fn):
             raise NotAStage(what="fn", why="not callable", found=type(fn).__name__)
-        if not self.key or not all(isinstance(one, str) and one for one in self.key):
-            raise NotAStage(what="key", why="the name of a column, or a list of them", found=key)
+        if not takes_row(fn):
+            raise NotAStage(what="fn", why="it takes a row, and the call if it likes", found=fn)
         if on_fail not in ("keep", "raise"):
             raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
+        if not isinstance(version, str):
+            raise NotAStage(what="version", why="text", found=version)
+        if progress not in MODES:
+            raise NotAStage(what="progress", why=f"one of {MODES}", found=progress)
         # A page is made of whole batches.
         pages = self.batch_rows * max(PAGE_ROWS // self.batch_rows, 1) if batch else PAGE_ROWS
         self.policy = Policy(
-            attempts_max=attempts,
-            retries_max=retry_budget,
-            lease_ns=int(lease_s * 1e9),
-            grace_ns=int(grace_s * 1e9),
+            attempts_max=_whole("attempts", attempts, 1, ATTEMPTS_MAX),
+            retries_max=_whole("retry_budget", retry_budget, 0),
+            lease_ns=int(_checked("lease_s", lease_s, 0.1, TTL_S_MAX) * 1e9),
+            grace_ns=int(_checked("grace_s", grace_s, 0, TTL_S_MAX) * 1e9),
             page_rows=pages,
             batch_rows=self.batch_rows,
-            ahead_rows_max=ahead_rows,
+            ahead_rows_max=_whole("ahead_rows", ahead_rows, 0),
         )
 
     # --- what users call --------------------------------------------------------------------
@@ -131,7 +139,7 @@ class Stage:
         df: DataFrame,
         output: str | os.PathLike[str] | Sink | None = None,
         *,
-        store: str | None = None,
+        store: str | os.PathLike[str] | None = None,
         fresh: bool = False,
     ) -> Run:
         """Run, or go on with, the run of this name; returns when every row is committed."""
@@ -158,7 +166,9 @@ class Stage:
             home.close()
             raise
 
-    def resume(self, spark: SparkSession | None = None, *, store: str | None = None) -> Run:
+    def resume(
+        self, spark: SparkSession | None = None, *, store: str | os.PathLike[str] | None = None
+    ) -> Run:
         """Go on with the run of this name; its input was taken in before, so no DataFrame is needed."""
         if spark is None:
             from holdfast.spark.session import session
@@ -183,7 +193,7 @@ class Stage:
             home.close()
             raise
 
-    def cancel(self, *, store: str | None = None) -> None:
+    def cancel(self, *, store: str | os.PathLike[str] | None = None) -> None:
         """Ask the run of this name to stop: no row is begun any more, begun ones get their grace."""
         with self._open_store(store) as home:
             record = home.read(runs.latest, self.name)
@@ -191,7 +201,7 @@ class Stage:
                 raise NotFound(what="run", name=self.name)
             home.transact(runs.request_cancel, record.run_id)
 
-    def explain(self, *, store: str | None = None) -> Plan:
+    def explain(self, *, store: str | os.PathLike[str] | None = None) -> Plan:
         """What a run would do now: run, reuse, retry. Prints as text."""
         with self._open_store(store) as home:
             return Plan.of(home, self.name)
@@ -203,6 +213,22 @@ class Stage:
         prepared = self._prepare(spark)
         check_input(df, self.key)
         home = self._open_store(None)
+        try:
+            keeper, found = self._lazily_served(df, home, spark, prepared)
+        except BaseException:
+            home.close()
+            raise
+        if keeper.store is not home:
+            home.close()
+        return lazily(spark, found, self._duty(keeper, found, prepared), prepared.function,
+                      tasks=self.tasks or jobs.parallelism(spark), meta=self.meta)  # fmt: skip
+
+    # --- inside -----------------------------------------------------------------------------
+
+    def _lazily_served(
+        self, df: DataFrame, home: Store, spark: SparkSession, prepared: _Prepared
+    ) -> tuple[Keeper, runs.RunRecord]:
+        """A service that lives as long as this process, with the input in it."""
         record = home.read(runs.latest, self.name)
         if record is not None and record.status is not runs.Status.INGESTING:
             self._check_same(record, prepared, None)
@@ -210,22 +236,21 @@ class Stage:
                 raise InputChanged(name=self.name, run_id=record.run_id)
             self._settled(record, home, spark)
         place = (home.url, self.name)
-        keeper = _open.get(place)
-        if keeper is None:
-            keeper = self._keeper(home, spark, record, prepared, None)
-            atexit.register(keeper.leave)
+        held = _open.get(place)
+        if held is not None and record is not None and record.run_id == held.run_id:
+            return held, record
+        _leave(home, self.name)
+        keeper = self._keeper(home, spark, record, prepared, None)
         drive = Drive(self.name, home, spark, keeper, mode=self.progress)
         try:
             drive.take_in(df, self.key)
         except BaseException:
             keeper.leave()
             raise
+        atexit.register(keeper.leave)
+        keeper.watch()
         _open[place] = keeper
-        found = drive.record()
-        return lazily(spark, found, self._duty(keeper, found, prepared), prepared.function,
-                      tasks=self.tasks or jobs.parallelism(spark), meta=self.meta)  # fmt: skip
-
-    # --- inside -----------------------------------------------------------------------------
+        return keeper, drive.record()
 
     def _prepare(self, spark: SparkSession) -> _Prepared:
         schema = _struct(spark, self.schema)
@@ -233,12 +258,13 @@ class Stage:
         if taken or not schema.names:
             why = "result columns must differ from the key and from ours, and there is at least one"
             raise NotAStage(what="schema", why=why, found=taken)
-        if self.batch_rows and is_async(self.fn) and self.concurrency < 1:
-            raise NotAStage(what="concurrency", found=self.concurrency)
+        # As Spark tells columns apart.
+        if len({name.lower() for name in [*schema.names, *self.key]}) < len(schema) + len(self.key):
+            raise NotAStage(what="schema", why="a column is named twice", found=schema.names)
         return _Prepared(schema, code.dump(self.fn, self.retry_on))
 
-    def _open_store(self, url: str | None) -> Store:
-        url = url or self.store
+    def _open_store(self, place: str | os.PathLike[str] | None) -> Store:
+        url = os.fspath(place or self.store or "")
         if not url:
             raise NotAStage(
                 what="store", why="where outcomes are kept: Stage(store=) or run(store=)"
@@ -291,7 +317,7 @@ class Stage:
         prepared: _Prepared,
         sink: Sink | None,
     ) -> Run:
-        with self._keeper(home, spark, record, prepared, sink) as keeper:
+        with self._served(home, spark, record, prepared, sink) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
                 if df is not None:
@@ -313,6 +339,7 @@ class Stage:
             sink=again.sink_of(again.chain(home, old)[-1], number),
             retry_of=old.run_id,
         )
+        _leave(home, self.name)
         with self._keep(home, spark, record, new=True) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
@@ -321,6 +348,24 @@ class Stage:
                 drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
                 found = drive.record()
         return Run(found, home, spark, on_fail=self.on_fail)
+
+    @contextlib.contextmanager
+    def _served(
+        self,
+        home: Store,
+        spark: SparkSession,
+        record: runs.RunRecord | None,
+        prepared: _Prepared,
+        sink: Sink | None,
+    ) -> Iterator[Keeper]:
+        """The service of the run: that of its lazy form, which lives on, or one for now."""
+        held = _open.get((home.url, self.name))
+        if held is not None and record is not None and record.run_id == held.run_id:
+            yield held
+            return
+        _leave(home, self.name)
+        with self._keeper(home, spark, record, prepared, sink) as keeper:
+            yield keeper
 
     def _keeper(
         self,
@@ -380,6 +425,13 @@ class Stage:
         )
 
 
+def _leave(home: Store, name: str) -> None:
+    """End the service of a lazy form: another run of its name begins."""
+    keeper = _open.pop((home.url, name), None)
+    if keeper is not None:
+        keeper.leave()
+
+
 class _Prepared(msgspec.Struct, frozen=True):
     schema: Any  # StructType
     function: bytes
@@ -404,6 +456,8 @@ def _sink_of(output: str | os.PathLike[str] | Sink | None) -> Sink | None:
         return None
     if isinstance(output, str | os.PathLike):
         return open_sink({"kind": "parquet", "path": os.fspath(output)})
+    if not isinstance(output, Sink):
+        raise NotAStage(what="output", why="a path or a sink", found=type(output).__name__)
     return output
 
 
@@ -429,8 +483,23 @@ def _shown(packed: str) -> str:
 def _checked(what: str, found: Any, low: float, high: float | None = None) -> Any:
     if not isinstance(found, int | float) or isinstance(found, bool):
         raise NotAStage(what=what, why="a number", found=found)
-    if found < low or (high is not None and found > high):
+    if not low <= found < float("inf") or (high is not None and found > high):
         raise NotAStage(what=what, why="out of bounds", found=found, min=low, max=high)
+    return found
+
+
+def _whole(what: str, found: Any, low: int, high: int | None = None) -> int:
+    if not isinstance(found, int):
+        raise NotAStage(what=what, why="a whole number", found=found)
+    return int(_checked(what, found, low, high))
+
+
+def _checked_key(key: Any) -> list[str]:
+    found = [key] if isinstance(key, str) else list(key) if isinstance(key, Sequence) else []
+    if not found or not all(isinstance(one, str) and one for one in found):
+        raise NotAStage(what="key", why="the name of a column, or a list of them", found=key)
+    if len(set(found)) < len(found):
+        raise NotAStage(what="key", why="a column is named twice", found=key)
     return found
 
 

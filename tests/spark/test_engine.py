@@ -1,0 +1,326 @@
+"""What a child does for a task, against a real service: all rows, once each, as many at a time as said."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from holdfast.ledger.classes import Policy
+from holdfast.ledger.states import State
+from holdfast.spark import code, wire
+from holdfast.spark.caller import Caller
+from holdfast.spark.client import Client
+from holdfast.spark.engine import Duty, Engine, HungCall
+from holdfast.spark.outcome import Call, Retry, Skip
+from holdfast.spark.rows import Encoder
+from holdfast.spark.task import Child, ChildFailed, run_duty
+from tests.spark.service_rig import Serving, serving
+
+pytestmark = pytest.mark.timeout(60)
+
+SCHEMA = StructType([StructField("y", LongType())])
+RETRY_ON = (TimeoutError,)
+
+
+def duty(service: Serving, **options: Any) -> Duty:
+    made: dict[str, Any] = {
+        "address": service.keeper.address,
+        "run_id": service.run_id,
+        "lo": 0,
+        "hi": -1,
+        "schema": SCHEMA.json(),
+        "concurrency": 1,
+        "flush_rows": 100,
+        "batch_rows": 0,
+        "rate": False,
+        "timeout_s": 60.0,
+        **options,
+    }
+    return Duty(**made)
+
+
+def work(service: Serving, fn: Callable[..., Any], **options: Any) -> str:
+    """One engine in this thread, until nothing is left."""
+    told = duty(service, **options)
+    caller = Caller(fn, RETRY_ON, Encoder(SCHEMA), told.run_id, told.timeout_s)
+    with Client(told.address, "child") as client:
+        return Engine(told, caller, client).run()
+
+
+def work_many(service: Serving, fn: Callable[..., Any], count: int, **options: Any) -> list[str]:
+    states: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: states.append(work(service, fn, **options)), daemon=True)
+        for _ in range(count)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    return states
+
+
+class Calls:
+    """Counts calls, and how many are at work at once."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.seen: Counter[int] = Counter()
+        self.now = self.most = 0
+
+    def __enter__(self) -> None:
+        with self.lock:
+            self.now += 1
+            self.most = max(self.most, self.now)
+
+    def __exit__(self, *exc: object) -> None:
+        with self.lock:
+            self.now -= 1
+
+    def note(self, seq: int) -> None:
+        with self.lock:
+            self.seen[seq] += 1
+
+
+def ys(service: Serving, size: int) -> list[int]:
+    found = service.outcomes().successes(0, size)
+    assert found.column("id").to_pylist() == sorted(found.column("id").to_pylist())
+    return list(found.column("y").to_pylist())
+
+
+def test_engines_share_the_rows_and_call_once_for_each(tmp_path: Path) -> None:
+    calls = Calls()
+
+    def fn(row: Any) -> Any:
+        with calls:
+            calls.note(row.id)
+            return {"y": row.id + 1}
+
+    with serving(tmp_path / "data", 5000, blocks=7) as service:
+        assert work_many(service, fn, 3, concurrency=4) == ["over"] * 3
+        service.wait_over()
+        assert ys(service, 5000) == list(range(1, 5001))
+        assert set(calls.seen.values()) == {1}
+        assert calls.most <= 12
+        assert service.progress().calls == 5000
+
+
+def test_calls_run_at_once_as_many_as_said(tmp_path: Path) -> None:
+    both = threading.Barrier(4)
+
+    def fn(row: Any) -> Any:
+        both.wait(30)
+        return {"y": 0}
+
+    running = most = 0
+
+    async def later(row: Any) -> Any:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.001)
+        running -= 1
+        return {"y": 0}
+
+    with serving(tmp_path / "data", 40) as service:
+        assert work(service, fn, concurrency=4) == "over"
+    with serving(tmp_path / "data2", 400) as service:
+        assert work(service, later, concurrency=16) == "over"
+        assert most == 16
+
+
+def test_rows_of_every_end_are_reported_however_many_there_are(tmp_path: Path) -> None:
+    size = 30_000
+
+    def fn(row: Any) -> Any:
+        return Skip("even") if row.id % 2 == 0 else {"y": row.id}
+
+    with serving(tmp_path / "data", size) as service:
+        assert work(service, fn, flush_rows=50_000) == "over"
+        service.wait_over()
+        assert service.progress().ended == [size // 2, size // 2, 0, 0]
+        assert ys(service, size) == list(range(1, size, 2))
+
+    def by_batch(table: pa.Table) -> pa.Table:
+        even = pc.equal(pc.bit_wise_and(table.column("id"), 1), 0)
+        return pa.table({"y": table.column("id"), "_skip": even})
+
+    policy = Policy(page_rows=size, batch_rows=size)
+    with serving(tmp_path / "batches", size, policy=policy) as service:
+        assert work(service, by_batch, batch_rows=size) == "over"
+        service.wait_over()
+        assert service.progress().ended == [size // 2, size // 2, 0, 0]
+        assert ys(service, size) == list(range(1, size, 2))
+
+
+def test_retries_come_again_and_the_others_go_on(tmp_path: Path) -> None:
+    seen: Counter[int] = Counter()
+
+    def fn(row: Any, call: Call) -> Any:
+        seen[row.id] += 1
+        assert seen[row.id] == call.attempt
+        if row.id % 7 == 0 and call.attempt == 1:
+            raise TimeoutError
+        if row.id % 11 == 0 and call.attempt < 3:
+            return Retry("once more", after_s=0)
+        return {"y": call.attempt}
+
+    with serving(tmp_path / "data", 200) as service:
+        assert work(service, fn) == "over"
+        service.wait_over()
+        found = ys(service, 200)
+        assert found == [3 if i % 11 == 0 else 2 if i % 7 == 0 else 1 for i in range(200)]
+        attempts = service.outcomes().all(0, 200).column("_attempts").to_pylist()
+        assert attempts == found
+
+
+def test_batches_are_whole_whatever_the_rate(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    def fn(table: pa.Table) -> pa.Table:
+        sizes.append(table.num_rows)
+        return pa.table({"y": table.column("id")})
+
+    policy = Policy(page_rows=100, batch_rows=10)
+    with serving(tmp_path / "data", 95, policy=policy, rate_per_s=100) as service:
+        assert work(service, fn, batch_rows=10, rate=True) == "over"
+        assert sorted(sizes) == [5] + [10] * 9
+
+
+def test_a_lost_grant_is_dropped_and_its_rows_come_again(tmp_path: Path) -> None:
+    """Nothing is told of what was fenced; the rows are called again by whoever gets them next."""
+    seen: Counter[int] = Counter()
+    policy = Policy(lease_ns=300_000_000, attempts_max=5)
+    with serving(tmp_path / "data", 30, policy=policy) as service:
+        line = service.line("child/idle")
+        lost = line.claim(5, begin=5)
+
+        def fn(row: Any) -> Any:
+            seen[row.id] += 1
+            return {"y": row.id}
+
+        assert work(service, fn) == "over"
+        assert line.report(lost, done=lost.ranges).moved[0].lost
+        service.wait_over()
+        assert ys(service, 30) == list(range(30))
+        assert set(seen.values()) == {1}
+
+
+def test_an_engine_stops_when_the_run_is_cancelled(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", 1000, policy=Policy(grace_ns=10**9)) as service:
+        begun = threading.Event()
+        cancelled = threading.Event()
+
+        def fn(row: Any) -> Any:
+            begun.set()
+            cancelled.wait(30)
+            return {"y": row.id}
+
+        states: list[str] = []
+        thread = threading.Thread(target=lambda: states.append(work(service, fn, flush_rows=3)))
+        thread.start()
+        assert begun.wait(30)
+        service.keeper.ask(wire.Cancel())
+        cancelled.set()
+        thread.join(30)
+        assert states == ["stop"]
+        assert service.wait_over().status == "cancelled"
+        done, _, failed, never = service.progress().ended
+        assert (failed, done + never) == (0, 1000)
+        assert 1 <= done <= 5
+
+
+def test_a_call_that_hangs_is_told_from_a_slow_one(tmp_path: Path) -> None:
+    stop = threading.Event()
+
+    def fn(row: Any) -> Any:
+        if row.id == 3:
+            stop.wait(60)
+        return {"y": row.id}
+
+    policy = Policy(lease_ns=1_000_000_000)
+    with serving(tmp_path / "data", 10, policy=policy) as service:
+        with pytest.raises(HungCall, match="timeout_s"):
+            work(service, fn, timeout_s=0.2)
+        stop.set()
+        # What ended beside it was told before.
+        assert service.board().ledger.counts()[State.TERMINAL_SUCCESS] >= 3
+
+
+# --- the process around it ----------------------------------------------------------------------
+
+
+def exiting(row: Any) -> Any:
+    sys.exit("no more")
+
+
+def reading(row: Any) -> Any:
+    """Programs that read their input would eat what the worker sends to the child."""
+    told = subprocess.run(["cat"], capture_output=True, check=True, timeout=30).stdout
+    print("what is printed is not taken for an answer", flush=True)
+    os.write(1, b"nor is this\n")
+    assert sys.stdin.read() == ""
+    return {"y": len(told)}
+
+
+def deadly(row: Any) -> Any:
+    if row.id == 5:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return {"y": 1}
+
+
+@pytest.mark.parametrize("fn", [exiting, reading, deadly], ids=lambda fn: fn.__name__)
+def test_whatever_a_function_does_to_its_process_every_row_ends(
+    tmp_path: Path, fn: Callable[..., Any]
+) -> None:
+    with serving(tmp_path / "data", 12) as service:
+        assert run_duty(duty(service), code.dump(fn, RETRY_ON)) == "over"
+        service.wait_over()
+        ended = {"exiting": [0, 0, 12, 0], "reading": [12, 0, 0, 0], "deadly": [11, 0, 1, 0]}
+        assert service.progress().ended == ended[fn.__name__]
+
+
+def test_a_function_that_does_not_load_fails_the_task_with_its_reason(tmp_path: Path) -> None:
+    home = tmp_path / "modules"
+    home.mkdir()
+    (home / "not_there_later.py").write_text("def work(row):\n    return {'y': 1}\n")
+    sys.path.insert(0, str(home))
+    try:
+        import not_there_later  # type: ignore[import-not-found]
+
+        function = code.dump(not_there_later.work, RETRY_ON)
+    finally:
+        sys.path.remove(str(home))
+        sys.modules.pop("not_there_later", None)
+    (home / "not_there_later.py").unlink()
+    with serving(tmp_path / "data", 5) as service:
+        with pytest.raises(ChildFailed) as failed:
+            run_duty(duty(service), function)
+        assert failed.value.fields["code_of_cause"] == "not_loadable"
+        assert "not_there_later" in failed.value.fields["why"]
+        assert service.board().ledger.counts()[State.UNSEEN] == 5
+
+
+def test_a_child_ends_with_the_worker_that_started_it() -> None:
+    child = Child()
+    pidfd = os.pidfd_open(child.pid)
+    assert child._process.stdin is not None
+    child._process.stdin.close()
+    import select
+
+    assert select.select([pidfd], [], [], 30)[0]
+    os.close(pidfd)
+    assert child.end() == 0

@@ -1,0 +1,101 @@
+"""Stage over Spark Connect: the essential path, where there is no JVM beside the driver."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import Row, SparkSession
+from pyspark.sql import functions as F
+
+from holdfast.spark import Call, Skip
+from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged
+from holdfast.spark.keys import KeyDuplicate, KeyMissing
+from holdfast.spark.sinks.parquet import read_parts
+from tests.spark.test_stage import Place, Thread, double, held_up, settled, until_held_up
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+def test_a_run_ends_every_row_and_a_second_one_calls_nobody(
+    connected: SparkSession, place: Place
+) -> None:
+    log = place.log
+
+    async def work(row: Any, call: Call) -> Any:
+        from tests.spark.test_stage import note
+
+        note(log, row.id)
+        await asyncio.sleep(0.001)
+        if row.id == 3:
+            return Skip("three")
+        if row.id == 4:
+            raise ValueError("four")
+        if row.id == 5 and call.attempt == 1:
+            raise TimeoutError("five")
+        if row.id == 6:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return {"y": row.id, "tags": [f"{call.attempt}"]}
+
+    df = connected.range(0, 60, 1, 4).select((59 - F.col("id")).alias("id"))
+    stage = place.stage(
+        work, schema="y bigint, tags array<string>", concurrency=8, attempts=2, flush_rows=8
+    )
+    with stage.run(df, output=place.output) as run:
+        assert run.counts() == settled(
+            COMMITTED=60, TERMINAL_SUCCESS=57, TERMINAL_SKIP=1, TERMINAL_FAIL=2
+        )
+        rows = run.output().collect()
+        assert [row.id for row in rows] == [i for i in range(60) if i not in (3, 4, 6)]
+        assert {tuple(row.tags) for row in rows} <= {("1",), ("2",)}
+        failed = {row.id: row._error_class for row in run.failed().collect()}
+        assert failed == {4: "input", 6: "lease_expired"}
+        assert "job" in str(run.report())
+    calls = len(place.calls())
+    with stage.run(df, output=place.output) as run:
+        assert run.counts()["COMMITTED"] == 60
+    assert len(place.calls()) == calls
+    assert read_parts(place.output).complete
+    with pytest.raises(RunChanged):
+        place.stage(work, schema="y bigint").run(df, output=place.output)
+    with pytest.raises(InputChanged):
+        stage.run(connected.range(5), output=place.output)
+
+
+def test_the_lazy_form_calls_once(connected: SparkSession, place: Place) -> None:
+    lazy = connected.range(0, 30, 1, 3).transform(place.stage(place.counting(), "lazy", meta=True))
+    assert lazy.orderBy(F.desc("id")).select("id", "y", "_state").first() == Row(
+        id=29, y=58, _state="TERMINAL_SUCCESS"
+    )
+    assert lazy.count() == 30
+    assert len(place.calls()) == 30
+
+
+def test_a_run_is_cancelled(connected: SparkSession, place: Place) -> None:
+    df = connected.range(0, 50, 1, 2)
+    stage = place.stage(held_up(place), grace_s=0.2, flush_rows=2)
+    thread = Thread(lambda: stage.run(df, output=place.output))
+    until_held_up(place)
+    stage.cancel()
+    thread.join(60)
+    assert isinstance(thread.error, RunCancelled)
+    (place.path / "go").touch()
+
+
+def test_bad_input_is_refused(connected: SparkSession, place: Place) -> None:
+    with pytest.raises(KeyMissing):
+        place.stage(double, key="doc").run(connected.range(3))
+    twice = connected.createDataFrame([(1,), (1,)], "id int")
+    with pytest.raises(KeyDuplicate):
+        place.stage(double).run(twice)
+    with pytest.raises(NotAStage):
+        place.stage(double, schema="y nonsense").run(connected.range(3))
