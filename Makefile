@@ -51,6 +51,13 @@ bench: setup  ## measure within BUDGET seconds (120)
 bench-peers: setup  ## measure worlds beside Restate and DBOS (downloads them into build/peers)
 	$(BIN)/python -m bench.peers
 
+# Unless BUDGET is given: both parts need longer than `make bench`.
+SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
+
+.PHONY: bench-spark
+bench-spark: setup  ## measure stages under faults and their speed beside naive Spark (BUDGET seconds, 1500)
+	$(BIN)/python -m bench.spark --budget-s $(SPARK_BUDGET)
+
 docs: setup  ## regenerate docs/traceability.md and docs/states.md
 	$(BIN)/python tools/traceability.py
 	$(BIN)/python tools/states.py

@@ -260,7 +260,7 @@ BAD: list[tuple[str, str, Tell]] = [
     ("S5", "expired before its time", lambda log: (
         log.leased(1, 0, 2).reclaimed(1, why="expired", at_s=0.9))),
     ("S5", "expired although it was promised more", lambda log: (
-        log.leased(1, 0, 2).note("ledger.beat", epoch=1, expires_ns=2 * S)
+        log.leased(1, 0, 2).note("ledger.beat", epoch=1, expires_ns=2 * S, service="a/1")
         .reclaimed(1, why="expired", at_s=1.5))),
     ("S5", "a suspect among others", lambda log: (
         log.leased(1, 0, 2, begun=1).reclaimed(1, suspects=[[0, 1]])

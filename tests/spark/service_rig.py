@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.clock import SYSTEM
@@ -30,12 +32,13 @@ from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import load
 from holdfast.ledger.records import Done
 from holdfast.ledger.states import State
-from holdfast.spark import wire
+from holdfast.spark import task, wire
 from holdfast.spark.client import Address, Blocks
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper, new_token
 from holdfast.spark.rows import stream_of, table_of
 from holdfast.spark.service import Charge
+from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
@@ -111,6 +114,7 @@ class Line:
         self, address: Address, owner: str = "child/test", token: str | None = None
     ) -> None:
         self.socket = socket.create_connection((address.host, address.port))
+        self.known: list[int] = []
         self.welcome = self.ask(wire.Hello(address.token if token is None else token, owner))
 
     def send(self, message: wire.Message, *attached: bytes) -> None:
@@ -141,7 +145,8 @@ class Line:
     def stepped(
         self, claim: wire.Claim | None, *moves: wire.Move, data: bytes = b"", wait_ms: int = 0
     ) -> Any:
-        return self.ask(step(claim, *moves, wait_ms=wait_ms), data)
+        asked = replace(step(claim, *moves, wait_ms=wait_ms), held=self.known)
+        return self.ask(asked, data)
 
     def claim(self, rows: int, *, begin: int = 0, wait_ms: int = 0) -> Grant:
         answer = self.stepped(wire.Claim(rows, begin), wait_ms=wait_ms)
@@ -158,6 +163,7 @@ class Line:
     def granted(self, answer: wire.Stepped) -> Grant:
         grant = answer.grant
         assert grant is not None
+        self.known.append(grant.epoch)
         parts = grant.parts
         return Grant(
             grant.epoch,
@@ -273,6 +279,20 @@ class Serving:
         process = self.keeper._process
         assert process is not None
         return process.wait()
+
+
+def end_children() -> None:
+    """Children that were warmed for tasks in this process."""
+    while task._idle:
+        task._idle.pop().end()
+
+
+def rows_of_output(path: Path) -> list[int]:
+    return [
+        seq
+        for file in read_parts(path).files
+        for seq in pq.read_table(file).column("id").to_pylist()
+    ]
 
 
 SEALED = pa.schema([pa.field("id", pa.int64())])

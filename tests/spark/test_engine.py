@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from holdfast.ledger.classes import Policy
+from holdfast.ledger.log import verify
 from holdfast.ledger.states import State
 from holdfast.spark import code, wire
 from holdfast.spark.caller import Caller
@@ -27,12 +28,18 @@ from holdfast.spark.engine import Duty, Engine, HungCall
 from holdfast.spark.outcome import Call, Retry, Skip
 from holdfast.spark.rows import Encoder
 from holdfast.spark.task import Child, ChildFailed, run_duty
-from tests.spark.service_rig import Serving, serving
+from tests.spark.service_rig import Serving, end_children, rows_of_output, serving
 
 pytestmark = pytest.mark.timeout(60)
 
 SCHEMA = StructType([StructField("y", LongType())])
 RETRY_ON = (TimeoutError,)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_child_is_left() -> Iterator[None]:
+    yield
+    end_children()
 
 
 def duty(service: Serving, **options: Any) -> Duty:
@@ -217,6 +224,56 @@ def test_a_lost_grant_is_dropped_and_its_rows_come_again(tmp_path: Path) -> None
         service.wait_over()
         assert ys(service, 30) == list(range(30))
         assert set(seen.values()) == {1}
+
+
+def test_engines_go_on_when_the_service_is_killed_under_them(tmp_path: Path) -> None:
+    seen: Counter[int] = Counter()
+    lock = threading.Lock()
+
+    def fn(row: Any) -> Any:
+        with lock:
+            seen[row.id] += 1
+            first = seen[row.id] == 1
+        if first and row.id in (500, 1500):
+            os.kill(service.keeper.pid, signal.SIGKILL)
+        return {"y": row.id}
+
+    out = tmp_path / "out"
+    sink: dict[str, str | int | bool] = {"kind": "parquet", "path": str(out)}
+    # Nobody waits for a lease to run out: a grant whose answer was lost is given once more.
+    policy = Policy(lease_ns=3600 * 10**9)
+    options: dict[str, Any] = {"sink": sink, "file_rows": 400, "policy": policy}
+    with serving(tmp_path / "data", 3000, **options) as service:
+        states: list[list[str]] = []
+        thread = threading.Thread(
+            target=lambda: states.append(work_many(service, fn, 2, concurrency=3, flush_rows=20))
+        )
+        thread.start()
+        # The driver asks all the time, and brings it back.
+        assert service.wait_over().status == "finished"
+        thread.join(30)
+        assert states == [["over", "over"]]
+        assert 1 <= service.keeper.restarts <= 2
+        assert verify(service.store, service.run_id)
+        # Grants outlive the service, so hardly anything is called again.
+        assert sum(seen.values()) - 3000 <= 2 * 2 * (20 + 3)
+    assert rows_of_output(out) == list(range(3000))
+
+
+def test_pages_blocks_and_parts_may_be_cut_where_they_like(tmp_path: Path) -> None:
+    size, out = 150_000, tmp_path / "out"
+
+    def fn(table: pa.Table) -> pa.Table:
+        ids = table.column("id")
+        return pa.table({"y": ids, "_skip": pc.equal(pc.bit_wise_and(ids, 1023), 5)})
+
+    sink: dict[str, str | int | bool] = {"kind": "parquet", "path": str(out)}
+    policy = Policy(page_rows=6 * 10_000, batch_rows=10_000)
+    options: dict[str, Any] = {"sink": sink, "policy": policy, "file_rows": 27_000}
+    with serving(tmp_path / "data", size, blocks=11, **options) as service:
+        assert work_many(service, fn, 2, batch_rows=10_000) == ["over", "over"]
+        assert service.wait_over().status == "finished"
+    assert rows_of_output(out) == [seq for seq in range(size) if seq & 1023 != 5]
 
 
 def test_an_engine_stops_when_the_run_is_cancelled(tmp_path: Path) -> None:

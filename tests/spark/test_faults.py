@@ -39,6 +39,9 @@ POISON = [5, 6, 333, 500, 799]
 LEASE_S = 2.0
 RUN_S = 100.0
 
+# Sessions and clusters start up in here: on a busy machine that is most of the time.
+pytestmark = pytest.mark.timeout(400)
+
 
 @pytest.fixture(scope="module")
 def two_workers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -224,7 +227,7 @@ def test_the_bytes_of_the_output_do_not_depend_on_partitions_and_tasks(
 # --- in local[2], in a process that can be killed ---------------------------------------------
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def driver() -> Iterator[Driver]:
     made = Driver("local[2]", LOCAL)
     with made.proc:
@@ -246,10 +249,21 @@ def local_job(home: Path, poison: list[int]) -> Job:
     )
 
 
+def test_rows_that_kill_their_interpreter_fail_alone_in_a_local_session(
+    driver: Driver, undisturbed: dict[str, dict[str, str]], tmp_path: Path
+) -> None:
+    driver.begin(local_job(tmp_path, POISON))
+    done = driver.end()
+    assert done.error == ""
+    assert done.counts["TERMINAL_FAIL"] == len(POISON)
+    assert part_digests(tmp_path / "output") == undisturbed["failing"]
+    assert Bill.read(tmp_path / "calls.log").repeated <= BOUND * ATTEMPTS * len(POISON)
+
+
 def test_a_driver_that_is_killed_and_run_again_pays_for_what_was_begun(
     driver: Driver, undisturbed: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    job = local_job(tmp_path, [])
+    job = local_job(tmp_path, [])  # the last one of this driver
     driver.begin(job)
     until(lambda: calls(tmp_path / "calls.log") >= ROWS // 2, "calls", RUN_S)
     driver.proc.kill()
@@ -260,17 +274,6 @@ def test_a_driver_that_is_killed_and_run_again_pays_for_what_was_begun(
     assert done.error == ""
     assert part_digests(tmp_path / "output") == undisturbed["all"]
     assert Bill.read(tmp_path / "calls.log").repeated <= BOUND * TASKS
-
-
-def test_rows_that_kill_their_interpreter_fail_alone_in_a_local_session(
-    driver: Driver, undisturbed: dict[str, dict[str, str]], tmp_path: Path
-) -> None:
-    driver.begin(local_job(tmp_path, POISON))
-    done = driver.end()
-    assert done.error == ""
-    assert done.counts["TERMINAL_FAIL"] == len(POISON)
-    assert part_digests(tmp_path / "output") == undisturbed["failing"]
-    assert Bill.read(tmp_path / "calls.log").repeated <= BOUND * ATTEMPTS * len(POISON)
 
 
 def test_the_check_of_an_output_sees_a_missing_a_doubled_and_a_misplaced_row() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import pyarrow.parquet as pq
+import pyarrow as pa
 import pytest
 
 from holdfast.durable import lease as leases
@@ -23,6 +23,7 @@ from holdfast.ledger.log import verify
 from holdfast.ledger.states import State
 from holdfast.spark import wire
 from holdfast.spark.client import Blocks, Client, ServiceLost
+from holdfast.spark.ingest import HASH, TaskBody
 from holdfast.spark.keeper import Keeper
 from holdfast.spark.rows import stream_of
 from holdfast.spark.service import EXIT_FENCED, RunAtWork
@@ -31,8 +32,10 @@ from tests.spark.service_rig import (
     Line,
     Serving,
     charge,
+    end_children,
     ids_of,
     report,
+    rows_of_output,
     seal,
     serving,
     step,
@@ -40,6 +43,12 @@ from tests.spark.service_rig import (
 )
 
 pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_child_is_left() -> Iterator[None]:
+    yield
+    end_children()
 
 
 def failed(seq: int, kind: ErrorClass = ErrorClass.INPUT, why: str = "bad") -> wire.Other:
@@ -213,6 +222,32 @@ def test_a_service_that_died_while_blocks_came_numbers_the_next_ones_after_them(
         assert ids_of(service.line().take(20)) == list(range(20))
 
 
+def test_overlapping_blocks_are_merged_in_order_by_the_service_that_came_after(
+    tmp_path: Path,
+) -> None:
+    with serving(tmp_path / "data") as service:
+        staged = []
+        for part in (0, 1, 2):
+            # What a Spark task does with its rows; the keys of the three interleave.
+            body = TaskBody(Blocks(service.keeper.address), ("id",), 10, 1 << 20)
+            ids = list(range(part, 60, 3))[::-1]
+            batch = pa.record_batch({"id": pa.array(ids, pa.int64()), HASH: pa.array(ids)})
+            for stats in body([batch]):
+                staged += [
+                    (row["n"], row["rows"], row["size_bytes"], row["bounds"])
+                    for row in stats.to_pylist()
+                ]
+        os.kill(service.keeper.pid, signal.SIGKILL)
+        service.wait_exit()
+        message = msgspec.structs.replace(seal([]), merge=True, staged=staged)
+        assert service.keeper.ask(message).size == 60
+        assert service.keeper.ask(message).size == 60
+        assert ids_of(service.line().take(60)) == list(range(60))
+        kept = {n for n, _ in service.record().blocks}
+        assert kept.isdisjoint(n for n, *_ in staged)
+        assert not any(service.store.read(runs.block, service.run_id, n) for n, *_ in staged)
+
+
 # --- claims and reports -------------------------------------------------------------------------
 
 
@@ -332,6 +367,7 @@ def test_a_lost_line_gives_its_rows_back_at_once(tmp_path: Path) -> None:
         gone = service.line("child/gone")
         gone.claim(10, begin=4)
         gone.close()
+        service.until(lambda _: service.progress().reclaims == 1)
         heir = service.line("child/heir")
         grant = heir.claim(20, begin=20, wait_ms=5000)
         # The four that were begun come last, and alone: they may have taken their worker down.
@@ -602,6 +638,25 @@ def test_a_report_that_was_answered_is_answered_the_same_by_the_next_service(
     assert filled.board().ledger.counts()[State.TERMINAL_SUCCESS] == 2
 
 
+def test_a_grant_whose_answer_was_lost_with_the_service_is_given_again(filled: Serving) -> None:
+    line = filled.line("child/a")
+    known, lost = line.claim(5, begin=2), line.claim(5, begin=3)
+    os.kill(filled.keeper.pid, signal.SIGKILL)
+    filled.wait_exit()
+    filled.stand()
+    line = filled.line("child/a")
+    line.known = [known.epoch]
+    again = line.claim(5, begin=5)
+    assert (again.epoch, again.seqs, again.begun) == (lost.epoch, lost.seqs, 3)
+    assert again.rows == lost.rows
+    assert line.report(again, done=[(5, 8)]).moved[0].lost is False
+    # Another child is not given what is not its own; and all of it goes with the last line.
+    other = filled.line("child/b")
+    assert min(other.claim(5).seqs) >= 10
+    line.close()
+    assert filled.until(lambda _: filled.progress().reclaims == 2)
+
+
 def test_a_client_waits_for_a_service_that_is_coming_back(filled: Serving) -> None:
     client = Client(filled.keeper.address, "child")
     client.connect()
@@ -697,14 +752,6 @@ def work_all(service: Serving, rows: int = 7) -> None:
                 line.report(grant, begin=grant.ranges if grant.alone else [])
             good = [(s, s + 1) for s in grant.seqs if s % 10 != 3]
             line.report(grant, done=good, others=[skipped(s) for s in grant.seqs if s % 10 == 3])
-
-
-def rows_of_output(path: Path) -> list[int]:
-    return [
-        seq
-        for file in read_parts(path).files
-        for seq in pq.read_table(file).column("id").to_pylist()
-    ]
 
 
 def test_rows_are_committed_in_order_in_parts_of_a_fixed_size(tmp_path: Path) -> None:

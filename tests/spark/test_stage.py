@@ -41,7 +41,6 @@ from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.spark.stage import _open
 from holdfast.store import open as open_store
-from tests.processes import Proc
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -289,10 +288,7 @@ def test_what_a_function_carries_along_reaches_it(
         assert tuples(run.output()) == [(i, i * 100 + 7) for i in range(20)]
 
 
-MAIN = """
-import sys
-from holdfast.spark import Stage, session
-
+SCRIPT = """
 FACTOR = 3
 
 class Helper:
@@ -301,23 +297,16 @@ class Helper:
 
 def work(row, call):
     return {"y": Helper().times(row.id)}
-
-if __name__ == "__main__":
-    spark = session("local[1]", config={"spark.ui.enabled": "false"})
-    run = Stage("main", work, key="id", schema="y bigint", store=sys.argv[1]).run(
-        spark.range(5), output=sys.argv[2])
-    print([tuple(row) for row in run.output().collect()])
 """
 
 
-def test_a_function_of_a_script_runs_as_it_stands_there(place: Place) -> None:
-    script = place.path / "script.py"
-    script.write_text(MAIN)
-    with Proc.spawn(
-        [sys.executable, str(script), place.store, place.output], ready=None
-    ) as process:
-        code = process.wait(90)
-        assert (code, process.lines[-1]) == (0, "[(0, 0), (1, 3), (2, 6), (3, 9), (4, 12)]")
+def test_a_function_of_a_script_or_a_notebook_takes_along_what_stands_beside_it(
+    spark: SparkSession, place: Place
+) -> None:
+    script: dict[str, Any] = {"__name__": "__main__"}
+    exec(SCRIPT, script)
+    with place.stage(script["work"]).run(spark.range(5)) as run:
+        assert tuples(run.output()) == [(i, 3 * i) for i in range(5)]
 
 
 # --- columns of every kind ----------------------------------------------------------------------
@@ -503,6 +492,21 @@ def test_the_lazy_form_says_on_request_how_every_row_ended(
     ]
     empty = spark.range(5).where("id > 9").transform(place.stage(work, "none", meta=True))
     assert (empty.count(), len(empty.columns)) == (0, 7)
+
+
+def test_the_lazy_form_gives_a_batch_function_whole_batches(
+    spark: SparkSession, place: Place
+) -> None:
+    log = place.log
+
+    def work(table: pa.Table) -> pa.Table:
+        note(log, table.num_rows)
+        return pa.table({"y": table.column("id")})
+
+    stage = place.stage(work, "lazy batches", batch=True, batch_rows=7)
+    lazy = spark.range(0, 100, 1, 3).transform(stage)
+    assert tuples(lazy.orderBy("id")) == [(i, i) for i in range(100)]
+    assert sorted(map(int, place.calls())) == [2] + [7] * 14
 
 
 def test_the_lazy_form_and_a_run_of_the_same_name_share_what_is_done(

@@ -200,6 +200,10 @@ class Board(Position):
                 heappush(self._expiries, (until_ns, epoch))
         return self._reclaim(due, "expired", now_ns)
 
+    def owners(self) -> list[str]:
+        """Who holds grants."""
+        return list(self._by_owner)
+
     def drop(self, owner: str, now_ns: int) -> tuple[list[int], Entries]:
         """Reclaim what an owner holds: its connection is closed."""
         return self._reclaim(self._by_owner.get(owner, ()), "closed", now_ns)
@@ -310,7 +314,7 @@ class Board(Position):
         if self.ledger.is_final(lo, hi):
             return Finished()
         if self.unseen.first(lo, hi) is not None:
-            return Wait(0, "lag")
+            return Wait(self.next_due_ns() or 0, "lag")
         until_ns = self.next_due_ns() or 0
         return Wait(until_ns, "busy" if self.grants else "backoff")
 

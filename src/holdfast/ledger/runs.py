@@ -176,6 +176,12 @@ def create(txn: Txn, record: RunRecord) -> None:
     put(txn, record)
 
 
+def point(txn: Txn, name: str, run_id: str) -> None:
+    """Let a name lead to another run of it."""
+    the(txn, run_id)
+    txn.put(_key("n", name), run_id.encode())
+
+
 def put(txn: Txn, record: RunRecord) -> None:
     """Write the record as it is; its status is `move`'s to change."""
     txn.put(_key("r", record.run_id), codec.pack(record))

@@ -46,7 +46,7 @@ class _Run:
         self.boards: dict[int, Event] = {}  # height → a board that was told of it
         self.calls: set[tuple[int, int]] = set()  # (epoch, seq)
         self.answers: dict[tuple[int, int], Plain] = {}
-        self.promises: dict[int, int] = {}  # epoch → it lives until then
+        self.promises: dict[int, tuple[str, int]] = {}  # epoch → by whom, until when
         self.sunk = 0
         self.checkpoints: dict[int, bytes] = {}
         # Grants up to this epoch belong to a driver that is gone.
@@ -100,7 +100,7 @@ class _Replay:
             run.bodies.append(body)
             kind = run.ledger.apply(body)
             if kind == "reclaimed":
-                self._lost(run, _decode(body))
+                self._lost(run, _decode(body), f"{event.actor}/{event.incarnation}")
             elif kind == "advanced" and _decode(body)[2] <= run.bygone:
                 self.bad("S6", f"{run.ledger.run}: a report of a driver that is gone")
             elif kind == "halted" and not run.careless:
@@ -121,9 +121,11 @@ class _Replay:
                 self.bad("S2", f"{run.ledger.run}: {seq} has two results")
             run.values[seq] = result
 
-    def _lost(self, run: _Run, entry: list[Any]) -> None:
+    def _lost(self, run: _Run, entry: list[Any], service: str) -> None:
+        """A service keeps its own promises; it cannot know those of another."""
         _, decided_ns, epoch, why, *_ = entry
-        if why == "expired" and decided_ns < run.promises.get(epoch, 0):
+        by, until_ns = run.promises.get(epoch, ("", 0))
+        if why == "expired" and by == service and decided_ns < until_ns:
             self.bad("S5", f"{run.ledger.run}: grant {epoch} expired, and had been promised more")
 
     def _durable(self, run: _Run) -> None:
@@ -238,7 +240,7 @@ class _Replay:
 
     def _beat(self, event: Event) -> None:
         run = self._run(event.args["run"])
-        run.promises[event.args["epoch"]] = event.args["expires_ns"]
+        run.promises[event.args["epoch"]] = (event.args["service"], event.args["expires_ns"])
 
     def _sink(self, event: Event) -> None:
         args, run = event.args, self._run(event.args["run"])

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from holdfast import codec
-from holdfast.errors import Conflict, Fenced, HoldfastError, IllegalTransition, StoreFull
+from holdfast.errors import (
+    Conflict,
+    Fenced,
+    HoldfastError,
+    IllegalTransition,
+    Invalid,
+    StoreFull,
+)
 from holdfast.ledger import runs
 from holdfast.ledger.answers import Answer, Taken
 from holdfast.ledger.board import Board, Entries
@@ -119,46 +126,60 @@ class Office:
 
     # -- for tasks -----------------------------------------------------------------------------
 
-    def step(
-        self, life: Life, owner: str, moves: Sequence[Move], claim: Claim | None
-    ) -> tuple[Stepped, Ticket]:
-        """Decide at once; the answer counts when the ticket is settled."""
+    def step(self, life: Life, owner: str, moves: Sequence[Move], claim: Claim | None) -> Stepped:
+        """Decide at once; answer when it is durable. What is refused is told no sooner."""
         moved: list[Taken | None] = []
         entries: Entries = []
         puts: list[Put] = []
-        for move in moves:
-            height = self._height + len(entries) + 1
-            try:
-                taken, more = self.board.advance(
-                    move.epoch,
-                    move.n,
-                    move.digest,
-                    done=move.done,
-                    begin=move.begin,
-                    now_ns=self.life.store.now_ns(),
-                )
-            except Fenced:
-                life.seen("ledger: report fenced")
-                moved.append(None)
-                continue
-            except IllegalTransition:
-                self.halt(entries, puts)
-                raise
-            if not more:
-                life.seen("ledger: report sent again")
-            moved.append(taken)
-            entries += more
-            puts += self._chunks(move, more, height)
         answer: Answer | None = None
-        if claim is not None:
-            now_ns = self.life.store.now_ns()
-            answer, more = self.board.claim(
-                owner, claim.rows, now_ns=now_ns, lo=claim.lo, hi=claim.hi, begin=claim.begin
-            )
-            entries += more
-        return Stepped(moved, answer), self._enqueue(entries, puts)
+        failure: HoldfastError | None = None
+        try:
+            for move in moves:
+                self._move(life, move, moved, entries, puts)
+            if claim is not None:
+                now_ns = self.life.store.now_ns()
+                answer, more = self.board.claim(
+                    owner, claim.rows, now_ns=now_ns, lo=claim.lo, hi=claim.hi, begin=claim.begin
+                )
+                entries += more
+        except (IllegalTransition, Invalid) as refused:
+            # What was decided before is on the board, so it is logged all the same.
+            failure = refused
+        ticket = self._enqueue([*entries, *self._halted()], puts)
+        self._wait(life, ticket)
+        if failure is not None:
+            raise failure
+        return Stepped(moved, answer)
 
-    def wait(self, life: Life, ticket: Ticket) -> None:
+    def _move(
+        self,
+        life: Life,
+        move: Move,
+        moved: list[Taken | None],
+        entries: Entries,
+        puts: list[Put],
+    ) -> None:
+        height = self._height + len(entries) + 1
+        try:
+            taken, more = self.board.advance(
+                move.epoch,
+                move.n,
+                move.digest,
+                done=move.done,
+                begin=move.begin,
+                now_ns=self.life.store.now_ns(),
+            )
+        except Fenced:
+            life.seen("ledger: report fenced")
+            moved.append(None)
+            return
+        if not more:
+            life.seen("ledger: report sent again")
+        moved.append(taken)
+        entries += more
+        puts += self._chunks(move, more, height)
+
+    def _wait(self, life: Life, ticket: Ticket) -> None:
         while not ticket.done:
             if not self.alive:
                 raise LineLost
@@ -173,7 +194,9 @@ class Office:
             expires_ns = self.board.heartbeat(epoch, self.life.store.now_ns())
         except Fenced:
             return False
-        life.note("ledger.beat", run=self.record.run_id, epoch=epoch, expires_ns=expires_ns)
+        service = f"{self.life.name}/{self.life.incarnation}"
+        life.note("ledger.beat", run=self.record.run_id, epoch=epoch, expires_ns=expires_ns,
+                  service=service)  # fmt: skip
         return True
 
     def gone(self, owner: str) -> None:
@@ -202,12 +225,16 @@ class Office:
             _, entries = self.board.drop_all(self.life.store.now_ns())
             self._reclaimed(entries)
 
-    def halt(self, entries: Sequence[LogEntry] = (), puts: Sequence[Put] = ()) -> None:
-        """Log the illegal move that the board has refused, once."""
-        assert self.board.halted is not None
-        halted = [] if self.halting else [self.board.halted]
+    def halt(self) -> None:
+        """Log the illegal move that the board has refused."""
+        self._enqueue(self._halted())
+
+    def _halted(self) -> list[LogEntry]:
+        """The entry of an illegal move, once."""
+        if self.board.halted is None or self.halting:
+            return []
         self.halting = True
-        self._enqueue([*entries, *halted], puts)
+        return [self.board.halted]
 
     def cancel(self) -> None:
         if self.board.halted is None:

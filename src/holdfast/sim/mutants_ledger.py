@@ -198,7 +198,7 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
     "log: grants of a checkpoint lost": (Edit(_restore, "self._regrant(grant)", "pass"),),
     # the desk
     "desk: answered before it is durable": (
-        Edit(f"{_office}.wait", "while not ticket.done:", "while False:"),
+        Edit(f"{_office}._wait", "while not ticket.done:", "while False:"),
     ),
     "desk: checkpoint while decisions are pending": (
         Edit(f"{_office}.write", "None if self._queue else self.board.dump()", "self.board.dump()"),

@@ -93,8 +93,7 @@ class Labourer(Actor):
         life.scheduler.yield_()
         if not office.alive or (lost and life.tape.chance(lost // 2)):
             raise LineLost
-        stepped, ticket = office.step(life, owner, moves, claim)
-        office.wait(life, ticket)
+        stepped = office.step(life, owner, moves, claim)
         if lost and life.tape.chance(lost):
             life.seen("ledger: answer lost")
             raise LineLost
@@ -131,9 +130,9 @@ class _Work:
         shape, life = self.task.outside.shape, self.life
         while self.begun or self.idle:
             if not life.calm and life.tape.chance(15):
-                life.seen("ledger: grant given back")
                 office = self.task.line(life, self.run_id)
                 if office is not None and not self.begun and not self.done:
+                    life.seen("ledger: grant given back")
                     office.give_back(self.epoch)
                     return
             while self.begun:
@@ -223,7 +222,8 @@ class _Work:
                 stepped = task.ask(life, self.owner, office, [move], claim)
                 self.more = stepped.answer
                 return stepped.moved[0]
-            except LineLost:
+            except (LineLost, Invalid):
+                # Invalid: a service that was replaced, and does not know what it missed.
                 task.hung_up(life, self.owner, office)
             except IllegalTransition:
                 raise LineLost from None
@@ -235,7 +235,7 @@ class _Work:
             return
         try:
             stepped = self.task.ask(self.life, self.owner, office, [move], None)
-        except (LineLost, IllegalTransition):
+        except (LineLost, IllegalTransition, Invalid):
             return
         self._heard(move, stepped.moved[0])
 

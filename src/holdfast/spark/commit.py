@@ -22,6 +22,14 @@ from holdfast.spark.sinks import OutputError, Part, Sink
 PARTS_MAX = 4
 
 
+class OutputAhead(OutputError):
+    code = "output_ahead"
+    hint = (
+        "the output holds rows that this ledger knows nothing of: its store was restored from a "
+        "backup; run with fresh=True into another output"
+    )
+
+
 class Committer:
     """A thread beside the office. `failed` is told when the sink refuses for good."""
 
@@ -69,6 +77,10 @@ class Committer:
             return
         record = self.office.record
         version = self.sink.begin(record.run_id, record.name, self.office.schema)
+        with self.office.desk.lock:
+            final = self.office.desk.board.terminal_prefix()
+        if version >= final:
+            raise OutputAhead(name=record.name, output=version + 1, ledger=final)
         self._logged(version + 1)
 
     def _ready(self) -> int | None:

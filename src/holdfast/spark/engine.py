@@ -322,6 +322,7 @@ class Engine:
             self._calls,
             self._cost,
             self._latency,
+            [held.epoch for held in self._held],
         )
         self._calls, self._cost, self._latency = 0, 0.0, [0] * LATENCY_BUCKETS
         self.steps += 1

@@ -19,13 +19,13 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.durable import lease as leases
-from holdfast.errors import HoldfastError, NotFound, from_wire
+from holdfast.errors import HoldfastError, from_wire
 from holdfast.ledger import runs
 from holdfast.spark import wire
 from holdfast.spark.client import Address, Client, ServiceLost
 from holdfast.spark.errors import RunFailed
 from holdfast.spark.service import Charge, Ready
-from holdfast.store.api import Store
+from holdfast.store.api import Store, Txn
 
 RESTARTS_MAX = 10
 LEAVE_S = 20.0
@@ -40,6 +40,8 @@ class Keeper:
         self.store = store
         self.charge = charge
         self.restarts = 0
+        self._position = b""
+        self._in_a_row = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._client: Client | None = None
         self._turn = threading.RLock()
@@ -68,6 +70,7 @@ class Keeper:
                 assert self._client is not None
                 try:
                     answer, _ = self._client.ask(message)
+                    self._note(answer)
                     return answer
                 except ServiceLost:
                     # Killed, most likely; or alive, and only this line broke.
@@ -76,6 +79,13 @@ class Keeper:
                 except HoldfastError:
                     if self._process is not None and self._process.poll() is None:
                         raise
+
+    def _note(self, answer: Any) -> None:
+        """Deaths count in a row: whoever got on since is not at its end."""
+        if isinstance(answer, wire.Stand) and answer.position != self._position:
+            if self._position:
+                self._in_a_row = 0
+            self._position = answer.position
 
     def watch(self) -> None:
         """For a service that nobody here asks anything: see to it that it lives."""
@@ -119,9 +129,10 @@ class Keeper:
         status = self._process.poll()
         if status is None:
             return
-        if self.restarts >= RESTARTS_MAX:
+        if self._in_a_row >= RESTARTS_MAX:
             raise RunFailed(why="the ledger service died too often", exit_status=status)
         self.restarts += 1
+        self._in_a_row += 1
         record = codec.unpack_as(runs.RunRecord, self.charge.record)
         self._free(record.name, self._process.pid)
         self._start(replace(self.charge, new=False, again=True))
@@ -129,10 +140,7 @@ class Keeper:
     def _free(self, name: str, pid: int) -> None:
         """Release the lease of a service that is known to be dead."""
         resource = runs.lease_resource(name)
-        held = self.store.read(leases.current, resource)
-        if held is not None and held.worker == f"ledger-{pid}":
-            with contextlib.suppress(NotFound):
-                self.store.transact(leases.force_release, resource, "its process died")
+        self.store.transact(_release_of, resource, f"ledger-{pid}")
 
     def _start(self, charge: Charge) -> None:
         if self._client is not None:
@@ -158,6 +166,13 @@ class Keeper:
         self._process = process
         self.charge = replace(charge, port=ready.port)
         self._client = Client(self.address, "driver", patience_s=LOOK_S)
+
+
+def _release_of(txn: Txn, resource: str, worker: str) -> None:
+    """Only of this worker: another may have taken over meanwhile."""
+    held = leases.current(txn, resource)
+    if held is not None and held.worker == worker:
+        leases.force_release(txn, resource, "its process died")
 
 
 def new_token() -> str:

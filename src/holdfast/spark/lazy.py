@@ -31,6 +31,7 @@ def lazily(
     *,
     tasks: int,
     meta: bool,
+    strict: bool,
 ) -> DataFrame:
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -41,7 +42,7 @@ def lazily(
         fields = [*(field.with_nullable(True) for field in fields), *META]
     schema = pa.schema(fields)
     ranges = intervals(record.size, tasks * PARTS_PER_TASK, record.policy.unit)
-    body = Ranges(duty, function, ranges, schema_bytes(schema), meta)
+    body = Ranges(duty, function, ranges, schema_bytes(schema), meta, strict)
     parts = max(len(ranges), 1)
     frame = spark.range(0, len(ranges), 1, parts)
     with own_python(spark):

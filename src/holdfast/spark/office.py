@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast import codec
 from holdfast.durable.lease import Lease
-from holdfast.errors import Conflict, Fenced, HoldfastError, Invalid
+from holdfast.errors import CommitUnknown, Conflict, Fenced, HeadMoved, HoldfastError, Invalid
 from holdfast.ledger import runs
 from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
 from holdfast.ledger.board import Board, Entries
@@ -22,6 +22,7 @@ from holdfast.ledger.log import load
 from holdfast.ledger.records import Halted, Part, Reclaimed
 from holdfast.ledger.states import State
 from holdfast.spark import merge, wire
+from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Put
 from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.pace import Pace
@@ -36,7 +37,9 @@ WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
 DELETE_BLOCKS = 100
 SPIN_NS = 10_000_000
-LOST = "its interpreter died, or its lease ran out, at every try"
+# After these a new process reads the log and goes on.
+LOST = (Fenced, HeadMoved, CommitUnknown)
+GONE = "its interpreter died, or its lease ran out, at every try"
 
 
 class Office:
@@ -177,7 +180,10 @@ class Office:
             try:
                 self._moves(step.moves, data, moved, entries, puts)
                 if step.claim is not None:
-                    answer, more = self._claim(owner, step.claim)
+                    answer = self._granted_before(owner, step.held)
+                    more: Entries = []
+                    if answer is None:
+                        answer, more = self._claim(owner, step.claim)
                     entries += more
             except Exception as error:
                 # What was decided before is on the board, so it is logged all the same.
@@ -189,7 +195,7 @@ class Office:
             ticket = self.desk.enqueue(entries, puts)
         ticket.wait()
         if halted is not None and was is None:
-            self._mark_halted(halted)
+            self.mark_halted(halted)
         if failure is not None:
             raise failure
         if isinstance(answer, Wait) and step.wait_ms and step.claim is not None:
@@ -234,7 +240,7 @@ class Office:
                 key = runs.chunk_key(self.record.run_id, page, height)
                 puts.append((key, codec.pack(chunk)))
 
-    def _mark_halted(self, halted: Halted) -> None:
+    def mark_halted(self, halted: Halted) -> None:
         """The log has the illegal move; say it in the run's record: it is for a person now."""
         why = (
             f"seq {halted.seq}: {halted.prior} -> {halted.attempted} by {halted.owner} at "
@@ -286,14 +292,32 @@ class Office:
                 for seq in range(lo, hi):
                     tries = _tries(self.desk.board, seq)
                     kind = int(ErrorClass.LEASE_EXPIRED)
-                    self._errors[kind, LOST] += 1
+                    self._errors[kind, GONE] += 1
                     pages.setdefault(seq // page_rows, []).append(
-                        runs.Other(seq, int(State.TERMINAL_FAIL), tries, kind, LOST)
+                        runs.Other(seq, int(State.TERMINAL_FAIL), tries, kind, GONE)
                     )
             for page, others in pages.items():
                 key = runs.chunk_key(self.record.run_id, page, height)
                 puts.append((key, codec.pack(runs.Chunk(0, b"", b"", others, [], 0.0, 0, []))))
         return puts
+
+    def _granted_before(self, owner: str, held: list[int]) -> Grant | None:
+        """A grant of this child that it never heard of: the service died before it could answer."""
+        board = self.desk.board
+        if board.cancelling or board.halted is not None:
+            return None
+        for grant in board.grants.values():
+            if grant.n or grant.epoch in held or _child_of(grant.owner) != _child_of(owner):
+                continue
+            until_ns = board.heartbeat(grant.epoch, self.store.now_ns())
+            parts = [
+                Part(lo, hi, tries + 1)
+                for first, last in sorted([*grant.begun, *grant.idle])
+                for lo, hi, tries in board.ledger.tries(first, last)
+            ]
+            begun = grant.begun.rows
+            return Grant(grant.epoch, grant.owner, parts, begun, grant.alone, until_ns)
+        return None
 
     def _claim(self, owner: str, claim: wire.Claim) -> tuple[Answer, Entries]:
         if self.leaving:
@@ -384,8 +408,11 @@ class Office:
             self.owners.discard(owner)
             if not self.desk.has_board or self.desk.error is not None:
                 return
-            _, entries = self.desk.board.drop(owner, self.store.now_ns())
-            self.reclaimed(entries)
+            # Grants that outlived a service are under the name that its line had there.
+            board, child = self.desk.board, _child_of(owner)
+            for name in board.owners():
+                if _child_of(name) == child and name not in self.owners:
+                    self.reclaimed(board.drop(name, self.store.now_ns())[1])
 
     def tick(self) -> None:
         """What time alone brings: leases that run out, the end of a grace."""
@@ -410,8 +437,10 @@ class Office:
         with self.desk.lock:
             _, entries = self.desk.board.cancel(self.store.now_ns())
             ticket = self.desk.enqueue(entries)
+            cancelling = self.desk.board.cancelling
         ticket.wait()
-        if self.record.status is runs.Status.OPEN:
+        # A run whose rows have all ended cannot be cancelled any more.
+        if cancelling and self.record.status is runs.Status.OPEN:
             self.move(runs.Event.CANCEL)
         return wire.Ok()
 
@@ -423,17 +452,21 @@ class Office:
             if not 0 <= ask.lo <= ask.hi <= size:
                 raise Invalid(what="range", why="not in the run", found=(ask.lo, ask.hi), size=size)
             ready = self.desk.board.ledger.is_final(ask.lo, ask.hi)
+            cancelled = self.desk.board.cancelling
             if ask.lo in self._served:
                 self._reused += ask.hi - ask.lo
             self._served.add(ask.lo)
-        if not ready:
-            return wire.Table(False), b""
+        if cancelled or not ready:
+            return wire.Table(ready, cancelled), b""
         self.desk.flush()
         assert self._outcomes is not None
         with self._reading:
             read = self._outcomes.all if ask.meta else self._outcomes.successes
             table = read(ask.lo, ask.hi)
-        return wire.Table(True), stream_of(table.combine_chunks())
+            failed = self._outcomes.failed(ask.lo, ask.hi)
+        example = failed.column("_error")[0].as_py() if failed.num_rows else ""
+        found = wire.Table(True, False, failed.num_rows, example)
+        return found, stream_of(table.combine_chunks())
 
     @property
     def schema(self) -> Any:
@@ -451,6 +484,9 @@ class Office:
     def status(self) -> wire.Stand:
         with self.desk.lock:
             refused = self.sink_error or self.desk.error
+            if isinstance(self.desk.error, LOST):
+                # This process is of no more use and about to end; another one goes on.
+                raise ServiceLost(why=str(self.desk.error))
             return wire.Stand(
                 self.record.status.value,
                 self.record.halted,
@@ -517,6 +553,11 @@ class Office:
         if len(self._series) > SERIES_MAX:
             self._series = self._series[::2]
             self._every *= 2
+
+
+def _child_of(owner: str) -> str:
+    """An owner is a child and the line it came by."""
+    return owner.rpartition("#")[0] or owner
 
 
 def _tries(board: Board, seq: int) -> int:

@@ -50,6 +50,7 @@ BACKLOG = 512
 # Blocks are megabytes: a few at a time.
 DELETE_ROWS = 8
 EXIT_FENCED = 76
+ANOTHER_DRIVER = "another driver was faster; run it again, it goes on with that run"
 
 
 _ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel
@@ -73,6 +74,8 @@ class Charge(msgspec.Struct, frozen=True):
     again: bool
     file_rows: int
     rate_per_s: float
+    # For a new run: the one that the name led to when the driver looked.
+    seen: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -156,12 +159,15 @@ class Service:
 
     def _office(self, record: runs.RunRecord) -> Office:
         if self.charge.new:
+            latest = self.store.read(runs.latest, record.name)
+            if (latest.run_id if latest else "") != self.charge.seen:
+                raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
             _discard_unfinished(self.store, record.name, self.lease)
             self.store.transact(_create, record, self.lease)
         else:
             found = self.store.read(runs.latest, record.name)
             if found is None or found.run_id != record.run_id:
-                raise Conflict(what="run", name=record.name, why="another driver made a new one")
+                raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
             record = found
         if record.status is runs.Status.INGESTING:
             desk = Desk(None, RunLog(self.store, record.run_id, self.lease))
@@ -172,7 +178,10 @@ class Service:
         if board.halted is None and not self.charge.again:
             with desk.lock:
                 office.reclaimed(board.drop_all(self.store.now_ns())[1])
-        if record.cancel_requested_ns and not board.cancelling and not board.finished:
+        # The log knows more than the record if the last service died between the two.
+        if board.halted is not None:
+            office.mark_halted(board.halted)
+        elif board.cancelling or (record.cancel_requested_ns and not board.finished):
             office.cancel()
         return office
 
@@ -312,14 +321,17 @@ def _discard_unfinished(store: Store, name: str, lease: leases.Lease) -> None:
     found = store.read(runs.latest, name)
     if found is None or found.status is not runs.Status.INGESTING:
         return
-    store.transact(_given_up, found.run_id, lease)
+    store.transact(_given_up, found, lease)
     while store.transact(_deleted, found.run_id, lease):
         pass
 
 
-def _given_up(txn: Any, run_id: str, lease: leases.Lease) -> None:
+def _given_up(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
+    """A retry that came to nothing leaves its name to the run whose rows it was to try."""
     txn.require_live(lease)
-    runs.move(txn, run_id, runs.Event.CANCEL)
+    runs.move(txn, record.run_id, runs.Event.CANCEL)
+    if record.retry_of:
+        runs.point(txn, record.name, record.retry_of)
 
 
 def _deleted(txn: Any, run_id: str, lease: leases.Lease) -> int:

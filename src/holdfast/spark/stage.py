@@ -129,7 +129,8 @@ class Stage:
             grace_ns=int(_checked("grace_s", grace_s, 0, TTL_S_MAX) * 1e9),
             page_rows=pages,
             batch_rows=self.batch_rows,
-            ahead_rows_max=_whole("ahead_rows", ahead_rows, 0),
+            # The commit goes by whole files: it is behind by up to one of them at any time.
+            ahead_rows_max=ahead_rows and _whole("ahead_rows", ahead_rows, 0) + self.file_rows,
         )
 
     # --- what users call --------------------------------------------------------------------
@@ -149,7 +150,8 @@ class Stage:
         sink = _sink_of(output)
         home = self._open_store(store)
         try:
-            record = None if fresh else home.read(runs.latest, self.name)
+            record, seen = self._look(home)
+            record = None if fresh else record
             if record is not None and record.status is not runs.Status.INGESTING:
                 self._check_same(record, prepared, sink)
                 if not same_input(df, record.plan, record.input_hash):
@@ -158,10 +160,10 @@ class Stage:
                 if done is not None:
                     return done
                 if record.status is runs.Status.FINISHED:
-                    return self._retry(home, spark, record, prepared)
+                    return self._retry(home, spark, record, prepared, seen)
             elif sink is not None:
                 sink.check_vacant()
-            return self._drive(home, spark, df, record, prepared, sink)
+            return self._drive(home, spark, df, record, prepared, sink, seen)
         except BaseException:
             home.close()
             raise
@@ -177,7 +179,7 @@ class Stage:
         prepared = self._prepare(spark)
         home = self._open_store(store)
         try:
-            record = home.read(runs.latest, self.name)
+            record, seen = self._look(home)
             if record is None:
                 raise NotFound(what="run", name=self.name)
             if record.status is runs.Status.INGESTING:
@@ -187,8 +189,8 @@ class Stage:
             if done is not None:
                 return done
             if record.status is runs.Status.FINISHED:
-                return self._retry(home, spark, record, prepared)
-            return self._drive(home, spark, None, record, prepared, None)
+                return self._retry(home, spark, record, prepared, seen)
+            return self._drive(home, spark, None, record, prepared, None, seen)
         except BaseException:
             home.close()
             raise
@@ -221,7 +223,8 @@ class Stage:
         if keeper.store is not home:
             home.close()
         return lazily(spark, found, self._duty(keeper, found, prepared), prepared.function,
-                      tasks=self.tasks or jobs.parallelism(spark), meta=self.meta)  # fmt: skip
+                      tasks=self.tasks or jobs.parallelism(spark), meta=self.meta,
+                      strict=self.on_fail == "raise")  # fmt: skip
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -229,7 +232,7 @@ class Stage:
         self, df: DataFrame, home: Store, spark: SparkSession, prepared: _Prepared
     ) -> tuple[Keeper, runs.RunRecord]:
         """A service that lives as long as this process, with the input in it."""
-        record = home.read(runs.latest, self.name)
+        record, seen = self._look(home)
         if record is not None and record.status is not runs.Status.INGESTING:
             self._check_same(record, prepared, None)
             if not same_input(df, record.plan, record.input_hash):
@@ -240,7 +243,7 @@ class Stage:
         if held is not None and record is not None and record.run_id == held.run_id:
             return held, record
         _leave(home, self.name)
-        keeper = self._keeper(home, spark, record, prepared, None)
+        keeper = self._keeper(home, spark, record, prepared, None, seen)
         drive = Drive(self.name, home, spark, keeper, mode=self.progress)
         try:
             drive.take_in(df, self.key)
@@ -251,6 +254,15 @@ class Stage:
         keeper.watch()
         _open[place] = keeper
         return keeper, drive.record()
+
+    def _look(self, home: Store) -> tuple[runs.RunRecord | None, str]:
+        """The run to go on with, and the one that the name leads to: a retry that died over its
+        input stands for the run whose rows it was to try."""
+        record = home.read(runs.latest, self.name)
+        seen = record.run_id if record is not None else ""
+        while record is not None and record.status is runs.Status.INGESTING and record.retry_of:
+            record = home.read(runs.get, record.retry_of)
+        return record, seen
 
     def _prepare(self, spark: SparkSession) -> _Prepared:
         schema = _struct(spark, self.schema)
@@ -316,8 +328,9 @@ class Stage:
         record: runs.RunRecord | None,
         prepared: _Prepared,
         sink: Sink | None,
+        seen: str,
     ) -> Run:
-        with self._served(home, spark, record, prepared, sink) as keeper:
+        with self._served(home, spark, record, prepared, sink, seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
                 if df is not None:
@@ -329,7 +342,12 @@ class Stage:
         return Run(found, home, spark, on_fail=self.on_fail)
 
     def _retry(
-        self, home: Store, spark: SparkSession, old: runs.RunRecord, prepared: _Prepared
+        self,
+        home: Store,
+        spark: SparkSession,
+        old: runs.RunRecord,
+        prepared: _Prepared,
+        seen: str,
     ) -> Run:
         """A run over the rows that failed, as `holdfast runs retry` asked for."""
         number = len(again.chain(home, old))
@@ -340,7 +358,7 @@ class Stage:
             retry_of=old.run_id,
         )
         _leave(home, self.name)
-        with self._keep(home, spark, record, new=True) as keeper:
+        with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
                 drive.take_failed(old)
@@ -357,6 +375,7 @@ class Stage:
         record: runs.RunRecord | None,
         prepared: _Prepared,
         sink: Sink | None,
+        seen: str,
     ) -> Iterator[Keeper]:
         """The service of the run: that of its lazy form, which lives on, or one for now."""
         held = _open.get((home.url, self.name))
@@ -364,7 +383,7 @@ class Stage:
             yield held
             return
         _leave(home, self.name)
-        with self._keeper(home, spark, record, prepared, sink) as keeper:
+        with self._keeper(home, spark, record, prepared, sink, seen) as keeper:
             yield keeper
 
     def _keeper(
@@ -374,15 +393,16 @@ class Stage:
         record: runs.RunRecord | None,
         prepared: _Prepared,
         sink: Sink | None,
+        seen: str,
     ) -> Keeper:
         new = record is None or record.status is runs.Status.INGESTING
         if new:
             record = self._new_record(home, prepared, sink)
         assert record is not None
-        return self._keep(home, spark, record, new=new)
+        return self._keep(home, spark, record, new=new, seen=seen)
 
     def _keep(
-        self, home: Store, spark: SparkSession, record: runs.RunRecord, *, new: bool
+        self, home: Store, spark: SparkSession, record: runs.RunRecord, *, new: bool, seen: str
     ) -> Keeper:
         charge = Charge(
             store=home.url,
@@ -394,6 +414,7 @@ class Stage:
             again=False,
             file_rows=self.file_rows,
             rate_per_s=float(self.rate_per_s),
+            seen=seen,
         )
         return Keeper(home, charge)
 

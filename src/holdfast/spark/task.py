@@ -26,6 +26,7 @@ from holdfast.spark import wire
 from holdfast.spark.child import Verdict, frame
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty
+from holdfast.spark.errors import RowsFailed, RunCancelled
 from holdfast.spark.rows import table_of
 
 # Deaths in a row of children that reported nothing: then it is not a row's fault.
@@ -150,6 +151,8 @@ class Ranges(msgspec.Struct, frozen=True):
     ranges: list[tuple[int, int]]
     schema: bytes
     meta: bool
+    # on_fail="raise": a row that failed fails the task that would yield it.
+    strict: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [part for batch in batches for part in batch.column(0).to_pylist()]
@@ -166,6 +169,10 @@ class Ranges(msgspec.Struct, frozen=True):
     ) -> Iterator[pa.RecordBatch]:
         for at in range(lo, hi, FETCH_ROWS):
             answer, data = client.ask(wire.Outcomes(at, min(at + FETCH_ROWS, hi), self.meta))
+            if answer.cancelled:
+                raise RunCancelled(run_id=self.duty.run_id)
+            if self.strict and answer.failed:
+                raise RowsFailed(failed=answer.failed, example=answer.example)
             if not answer.ready:
                 raise ChildFailed(why="rows of this task are not finished", lo=lo, hi=hi)
             table = table_of(data)

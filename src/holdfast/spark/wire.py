@@ -72,7 +72,8 @@ class Claim(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """Report and ask in one frame, one commit. `wait_ms` only for who holds no grant."""
+    """Report and ask in one frame, one commit. `wait_ms` only for who holds no grant; `held` are
+    the grants it knows of, so that one whose answer was lost with a service is given once more."""
 
     moves: list[Move]
     claim: Claim | None
@@ -80,6 +81,7 @@ class Step(Message, frozen=True):
     calls: int
     cost: float
     latency: list[int]
+    held: list[int] = []
 
 
 class Beat(Message, frozen=True):
@@ -180,6 +182,9 @@ class Table(Message, frozen=True):
     """An Arrow stream in the attachment, or `ready` is false: rows of it are still at work."""
 
     ready: bool
+    cancelled: bool = False
+    failed: int = 0
+    example: str = ""
 
 
 class Sealed(Message, frozen=True):
