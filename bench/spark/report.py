@@ -75,6 +75,7 @@ def faults(lines: Sequence[Line], partitionings: Sequence[str], load: float, com
             *markdown([FAULT_HEADER, *map(_fault, lines)]),
             "",
             *told,
+            "- Times are of `run` or of the naive job; where it is run again, of the second one alone.",
             *([f"- The part files are the same bytes with {same}, too."] if same else []),
             "",
         ]

@@ -663,3 +663,17 @@ def test_answers_kept_for_repeats_are_bounded_by_what_they_tell() -> None:
         table.report(grant, *done)
     assert len(table.board.over) == 1
     assert Board.load(table.board.dump()).dump() == table.board.dump()
+
+
+def test_budgets_and_times_may_change_and_pages_may_not() -> None:
+    table = Table(10, attempts_max=2, page_rows=16)
+    other = replace(table.board.policy, attempts_max=5, lease_ns=7)
+    changed, entries = table.board.retune(other, table.now_ns)
+    assert changed
+    assert table.board.policy.attempts_max == 5
+    assert table.board.retune(other, table.now_ns) == (False, [])
+    replayed = Board.load(table.board.dump())
+    assert replayed.policy == other
+    assert len(entries) == 1
+    with pytest.raises(Invalid, match="pages"):
+        table.board.retune(replace(other, page_rows=32), table.now_ns)

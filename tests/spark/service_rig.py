@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 from msgspec.structs import replace
@@ -64,6 +65,7 @@ def charge(
     rate_per_s: float = 0.0,
     file_rows: int = 1 << 20,
     record: runs.RunRecord | None = None,
+    seen: str = "",
 ) -> Charge:
     made = record or runs.RunRecord(
         run_id=SYSTEM.entropy(8).hex(),
@@ -84,6 +86,7 @@ def charge(
         again=False,
         file_rows=file_rows,
         rate_per_s=rate_per_s,
+        seen=seen,
     )
 
 
@@ -314,6 +317,10 @@ def serving(
     """A service on a store of its own; with `rows`, its input is sealed already."""
     with open_store(str(path), bootstrap=True) as store:
         charged = made or charge(str(path), **options)
+        if charged.new:
+            name = codec.unpack_as(runs.RunRecord, charged.record).name
+            latest = store.read(runs.latest, name)
+            charged = msgspec.structs.replace(charged, seen=latest.run_id if latest else "")
         with Keeper(store, charged) as keeper:
             run_id = codec.unpack_as(runs.RunRecord, charged.record).run_id
             found = Serving(store, keeper, run_id)

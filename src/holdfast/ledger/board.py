@@ -44,6 +44,7 @@ from holdfast.ledger.records import (
     Leased,
     LogEntry,
     Opened,
+    Retuned,
     Ripened,
 )
 from holdfast.ledger.states import State
@@ -230,6 +231,16 @@ class Board(Position):
         if not self.cancelling or now_ns < self.grace_ends_ns or not self.grants:
             return False, []
         return True, [self._decide(Cancelled(max(now_ns, self.decided_ns)))]
+
+    def retune(self, policy: Policy, now_ns: int) -> tuple[bool, Entries]:
+        """Decide by other budgets and times from here on; False when they are the same."""
+        self._check_running()
+        if policy == self.policy:
+            return False, []
+        cut = (self.policy.page_rows, self.policy.batch_rows)
+        if (policy.page_rows, policy.batch_rows) != cut:
+            raise Invalid(what="policy", why="pages and batches are fixed when a run is opened")
+        return True, [self._decide(Retuned(max(now_ns, self.decided_ns), policy))]
 
     # -- committing ----------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ from holdfast.ledger.records import (
     LogEntry,
     Opened,
     Reclaimed,
+    Retuned,
     Ripened,
 )
 from holdfast.ledger.states import REPORTED, Event
@@ -188,6 +189,8 @@ class Position:
                     for lo, hi in held.begun:
                         self._move(lo, hi, Event.CANCEL, held, reason=ErrorClass.CANCELLATION)
                     self._forget(held)
+            case Retuned():
+                self.policy = entry.policy
             case Halted():
                 self.halted = entry
             case Opened():

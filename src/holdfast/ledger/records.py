@@ -9,6 +9,7 @@ applied, so a replay on another day gives the same bits.
     Cancelling  everything that was not begun is cancelled; begun rows have until the grace ends
     Cancelled   the grace is over: begun rows are cancelled, grants void
     Committed   rows up to here are in the sink, as this version
+    Retuned     budgets and times of the policy are others from here on
     Halted      an illegal move was attempted; nothing moves any more
 
 Entries say what was decided, not why: the policy that led to a retry is not asked again.
@@ -108,6 +109,13 @@ class Committed(Record, frozen=True, tag="committed"):
     version: int
 
 
+class Retuned(Record, frozen=True, tag="retuned"):
+    """Budgets and times changed; how rows are cut into pages and batches never does."""
+
+    decided_ns: int
+    policy: Policy
+
+
 class Halted(Record, frozen=True, tag="halted"):
     decided_ns: int
     seq: int
@@ -118,7 +126,16 @@ class Halted(Record, frozen=True, tag="halted"):
 
 
 LogEntry = (
-    Opened | Leased | Advanced | Ripened | Reclaimed | Cancelling | Cancelled | Committed | Halted
+    Opened
+    | Leased
+    | Advanced
+    | Ripened
+    | Reclaimed
+    | Cancelling
+    | Cancelled
+    | Committed
+    | Retuned
+    | Halted
 )
 
 

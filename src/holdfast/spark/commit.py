@@ -20,6 +20,7 @@ from holdfast.spark.sinks import OutputError, Part, Sink
 
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
+PARTS_BYTES_MAX = 64 * 1024 * 1024
 
 
 class OutputAhead(OutputError):
@@ -105,10 +106,12 @@ class Committer:
         lo = self.office.desk.board.next_commit
         while lo < upto:
             parts: list[Part] = []
-            while lo < upto and len(parts) < PARTS_MAX:
+            size = 0
+            while lo < upto and len(parts) < PARTS_MAX and size < PARTS_BYTES_MAX:
                 hi = min(lo - lo % self.file_rows + self.file_rows, upto)
                 if self.sink is not None:
                     parts.append(Part(lo, hi, self.office.successes(lo, hi)))
+                    size += parts[-1].table.nbytes
                 lo = hi
             if self.sink is not None:
                 self.sink.commit_many(parts)

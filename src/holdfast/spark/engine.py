@@ -100,6 +100,7 @@ class Engine:
         self._flush = max(duty.flush_rows >> min(duty.deaths * 2, 16), 1)
         if not duty.rate:
             self._flush = min(self._flush, max(FIRST_ROWS, duty.concurrency))
+        self._careful = duty.flush_rows if duty.deaths else 0
         self._chunk = 1
         self._tokens = 0
         self._tokens_wait_ns = 0
@@ -231,9 +232,11 @@ class Engine:
         return max(min(TELL_ROWS, self._flush), self._flush // 4)
 
     def _window(self) -> int:
+        """Rows that may be begun and not reported."""
+        # Under a rate nothing is begun that cannot start now: it would be in a burst, later.
         if self.duty.batch_rows:
-            return self.duty.batch_rows * (1 + self.duty.concurrency)
-        return self._flush + self.duty.concurrency
+            return self.duty.batch_rows * (self.duty.concurrency + (not self.duty.rate))
+        return self.duty.concurrency + (0 if self.duty.rate else self._flush)
 
     def _room(self, unreported: int) -> int:
         """How many rows may be begun by a step that reports what ended."""
@@ -412,9 +415,11 @@ class Engine:
         return Held(grant.epoch, seqs, attempts, rows, grant.alone, grant.begun)
 
     def _adapt(self) -> None:
-        if self.duty.batch_rows or self.duty.rate or self.duty.deaths:
+        if self.duty.batch_rows or self.duty.rate or self._mean_us == UNKNOWN_US:
             return
-        if self._mean_us == UNKNOWN_US:
+        if self._flush < self._careful:
+            # After a death the window opens again, report by report.
+            self._flush = min(self._flush * 2, self._careful)
             return
         if self._mean_us < FAST_US and self._flush < WINDOW_ROWS_MAX:
             self._flush = min(self._flush * 4, WINDOW_ROWS_MAX)

@@ -24,6 +24,7 @@ from holdfast.spark.rows import table_of
 from holdfast.store.api import Store
 
 BLOCKS_CACHED = 8
+LARGE_BYTES = 1 << 30
 
 META = pa.schema(
     [
@@ -55,7 +56,7 @@ class Input:
         self._blocks = [n for n, _ in record.blocks]
         self._ends = list(accumulate(rows for _, rows in record.blocks))
         self._cache: OrderedDict[int, pa.Table] = OrderedDict()
-        self._row_bytes = 0
+        self._row_bytes: dict[int, int] = {}
 
     def rows(self, ranges: Iterable[Range], columns: list[str] | None = None) -> pa.Table:
         found: list[pa.Table] = []
@@ -75,10 +76,14 @@ class Input:
         return table.select(columns) if columns is not None else table
 
     def row_bytes(self, seq: int) -> int:
-        """About how large a row is, by the block that was read last, or that holds the seq."""
-        if not self._row_bytes and self.size:
-            self._block(self._blocks[bisect_right(self._ends, min(seq, self.size - 1))])
-        return max(self._row_bytes, 1)
+        """About how large a row is, by the block that holds the seq."""
+        if not self.size:
+            return 1
+        n = self._blocks[bisect_right(self._ends, min(seq, self.size - 1))]
+        if n not in self._row_bytes:
+            table = self._block(n)
+            self._row_bytes[n] = max(table.nbytes // max(table.num_rows, 1), 1)
+        return self._row_bytes[n]
 
     def _block(self, n: int) -> pa.Table:
         table = self._cache.get(n)
@@ -87,7 +92,6 @@ class Input:
             if data is None:
                 raise StoreCorrupt(what="input block", run_id=self.run_id, block=n)
             table = self._cache[n] = table_of(data)
-            self._row_bytes = len(data) // max(table.num_rows, 1)
             if len(self._cache) > BLOCKS_CACHED:
                 self._cache.popitem(last=False)
         else:
@@ -109,11 +113,16 @@ class Outcomes:
         self._page_rows = record.policy.page_rows
 
     def successes(self, lo: int, hi: int) -> pa.Table:
-        """Key and result columns of the rows that succeeded."""
-        seqs, results = self._results(lo, hi)
-        keys = self._keys(lo, hi, seqs)
-        columns = [*keys.columns, *results.columns]
-        return pa.Table.from_arrays(columns, schema=self.schema)
+        """Key and result columns of the rows that succeeded. Page by page: no more is sorted."""
+        tables = []
+        while lo < hi:
+            upto = min(lo - lo % self._page_rows + self._page_rows, hi)
+            seqs, results = self._results(lo, upto)
+            keys = self._keys(lo, upto, seqs)
+            columns = [*keys.columns, *results.columns]
+            tables.append(pa.Table.from_arrays(columns, schema=self.schema))
+            lo = upto
+        return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def all(self, lo: int, hi: int) -> pa.Table:
         """Key and result columns of every row, with how it ended (`META`)."""
@@ -215,7 +224,7 @@ class Outcomes:
         at = pa.concat_arrays(places)
         if not disjoint:
             indices = pc.sort_indices(at)
-            at, table = at.take(indices), table.take(indices)
+            at, table = at.take(indices), _taken(table, indices)
         return at, table
 
     def _keys(self, lo: int, hi: int, seqs: pa.Array) -> pa.Table:
@@ -227,6 +236,30 @@ class Outcomes:
             return
         for page in range(lo // self._page_rows, (hi - 1) // self._page_rows + 1):
             yield from self.store.read(_page, self.record.run_id, page)
+
+
+def _taken(table: pa.Table, indices: pa.Array) -> pa.Table:
+    """Rows in another order. Arrow joins a column before it picks, and text has 31-bit offsets."""
+    if table.nbytes < LARGE_BYTES:
+        return table.take(indices)
+    wide = pa.schema(
+        [
+            field.with_type(
+                pa.large_string()
+                if pa.types.is_string(field.type)
+                else pa.large_binary()
+                if pa.types.is_binary(field.type)
+                else field.type
+            )
+            for field in table.schema
+        ]
+    )
+    wider = table.cast(wide)
+    step = max(len(indices) * (LARGE_BYTES // 4) // table.nbytes, 1)
+    return pa.concat_tables(
+        wider.take(indices.slice(at, step)).cast(table.schema)
+        for at in range(0, len(indices), step)
+    )
 
 
 def _count_up(first: int, count: int) -> pa.Array:

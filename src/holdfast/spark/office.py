@@ -57,6 +57,7 @@ class Office:
         self._pace = Pace(rate_per_s, self.started_ns) if rate_per_s else None
         self._reading = threading.Lock()
         self._input: Input | None = None
+        self._sizes: Input | None = None
         self._outcomes: Outcomes | None = None
         self._blocks = 0
         self._calls = 0
@@ -162,7 +163,7 @@ class Office:
 
     def _open_input(self) -> None:
         self._input = Input(self.store, self.record)
-        self._input.row_bytes(0)
+        self._sizes = Input(self.store, self.record)
         self._outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
         with self.desk.lock:
             self._reused = sum(self.desk.board.ended[:2])
@@ -330,8 +331,9 @@ class Office:
             left = board.size - sum(board.ended)
             fair = left // (2 * max(len(self.owners), 1))
             # Rows may be whole documents: what is handed out must fit into a frame.
-            assert self._input is not None
-            fair = min(fair, GRANT_BYTES_MAX // self._input.row_bytes(claim.lo))
+            assert self._sizes is not None
+            next_up = board.unseen.first(claim.lo, hi) or (claim.lo, hi)
+            fair = min(fair, GRANT_BYTES_MAX // self._sizes.row_bytes(next_up[0]))
             rows = max(min(rows, fair), 1)
         return board.claim(
             owner, rows, now_ns=self.store.now_ns(), lo=claim.lo, hi=hi, begin=claim.begin
@@ -463,6 +465,8 @@ class Office:
         with self._reading:
             read = self._outcomes.all if ask.meta else self._outcomes.successes
             table = read(ask.lo, ask.hi)
+            if table.nbytes > GRANT_BYTES_MAX and ask.hi - ask.lo > 1:
+                return wire.Table(True, large=True), b""
             failed = self._outcomes.failed(ask.lo, ask.hi)
         example = failed.column("_error")[0].as_py() if failed.num_rows else ""
         found = wire.Table(True, False, failed.num_rows, example)

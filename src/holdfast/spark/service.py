@@ -27,8 +27,17 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.durable import lease as leases
-from holdfast.errors import Conflict, Fenced, Held, HoldfastError, Invalid, StoreError
+from holdfast.errors import (
+    Conflict,
+    Fenced,
+    Held,
+    HoldfastError,
+    Invalid,
+    StoreError,
+    ValueTooLarge,
+)
 from holdfast.ledger import runs
+from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog, open_run
 from holdfast.spark import wire
 from holdfast.spark.commit import Committer
@@ -168,6 +177,8 @@ class Service:
             found = self.store.read(runs.latest, record.name)
             if found is None or found.run_id != record.run_id:
                 raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
+            if found.policy != record.policy and found.status in runs.GOING:
+                found = self.store.transact(_retuned, found.run_id, record.policy, self.lease)
             record = found
         if record.status is runs.Status.INGESTING:
             desk = Desk(None, RunLog(self.store, record.run_id, self.lease))
@@ -178,6 +189,9 @@ class Service:
         if board.halted is None and not self.charge.again:
             with desk.lock:
                 office.reclaimed(board.drop_all(self.store.now_ns())[1])
+        if board.halted is None and record.policy != board.policy:
+            with desk.lock:
+                desk.enqueue(board.retune(record.policy, self.store.now_ns())[1])
         # The log knows more than the record if the last service died between the two.
         if board.halted is not None:
             office.mark_halted(board.halted)
@@ -211,6 +225,9 @@ class Service:
                     print(f"holdfast: {type(request).__name__}: {why}", file=sys.stderr, flush=True)
                     told = StoreError(what=type(request).__name__, why=why)
                     answer, attached = wire.refused(told), b""
+                if len(attached) > wire.FRAME_BYTES_MAX:
+                    too_large = ValueTooLarge(what="answer", bytes=len(attached))
+                    answer, attached = wire.refused(too_large), b""
                 wire.send(line, answer, attached)
         except (OSError, HoldfastError):
             pass
@@ -337,6 +354,13 @@ def _given_up(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
 def _deleted(txn: Any, run_id: str, lease: leases.Lease) -> int:
     txn.require_live(lease)
     return runs.delete(txn, run_id, DELETE_ROWS)
+
+
+def _retuned(txn: Any, run_id: str, policy: Policy, lease: leases.Lease) -> runs.RunRecord:
+    txn.require_live(lease)
+    record = msgspec.structs.replace(runs.the(txn, run_id), policy=policy)
+    runs.put(txn, record)
+    return record
 
 
 def _create(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:

@@ -399,6 +399,11 @@ class Stage:
         if new:
             record = self._new_record(home, prepared, sink)
         assert record is not None
+        # Budgets and times may change from one resume to the next; how rows are cut may not.
+        policy = msgspec.structs.replace(
+            self.policy, page_rows=record.policy.page_rows, batch_rows=record.policy.batch_rows
+        )
+        record = msgspec.structs.replace(record, policy=policy)
         return self._keep(home, spark, record, new=new, seen=seen)
 
     def _keep(

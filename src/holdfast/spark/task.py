@@ -167,13 +167,18 @@ class Ranges(msgspec.Struct, frozen=True):
     def _fetch(
         self, client: Client, lo: int, hi: int, schema: pa.Schema
     ) -> Iterator[pa.RecordBatch]:
-        for at in range(lo, hi, FETCH_ROWS):
-            answer, data = client.ask(wire.Outcomes(at, min(at + FETCH_ROWS, hi), self.meta))
+        rows = FETCH_ROWS
+        while lo < hi:
+            upto = min(lo + rows, hi)
+            answer, data = client.ask(wire.Outcomes(lo, upto, self.meta))
             if answer.cancelled:
                 raise RunCancelled(run_id=self.duty.run_id)
             if self.strict and answer.failed:
                 raise RowsFailed(failed=answer.failed, example=answer.example)
             if not answer.ready:
                 raise ChildFailed(why="rows of this task are not finished", lo=lo, hi=hi)
-            table = table_of(data)
-            yield from table.cast(schema).to_batches()
+            if answer.large:
+                rows = max((upto - lo) // 2, 1)
+                continue
+            yield from table_of(data).cast(schema).to_batches()
+            lo = upto

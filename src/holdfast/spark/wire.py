@@ -185,6 +185,8 @@ class Table(Message, frozen=True):
     cancelled: bool = False
     failed: int = 0
     example: str = ""
+    # Too much for a frame: ask for fewer rows.
+    large: bool = False
 
 
 class Sealed(Message, frozen=True):
