@@ -6,6 +6,8 @@ The first line of standard input is how to make the session, every later one a `
 
 from __future__ import annotations
 
+import ctypes
+import signal
 import sys
 import time
 from typing import Any, Literal
@@ -13,6 +15,9 @@ from typing import Any, Literal
 import msgspec
 
 from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, Paid
+
+
+PR_SET_PDEATHSIG = 1
 
 
 class Session(msgspec.Struct):
@@ -54,6 +59,8 @@ class Done(msgspec.Struct):
 def main() -> None:
     from holdfast.spark.session import session
 
+    # Whoever gives the jobs may be killed: then so is this, whatever it waits for.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     said = msgspec.json.decode(sys.stdin.readline(), type=Session)
     spark = session(said.master, app="bench", config=said.config)
     slots = spark.sparkContext.defaultParallelism

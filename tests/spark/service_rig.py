@@ -317,7 +317,7 @@ def serving(
     """A service on a store of its own; with `rows`, its input is sealed already."""
     with open_store(str(path), bootstrap=True) as store:
         charged = made or charge(str(path), **options)
-        if charged.new:
+        if made is None:
             name = codec.unpack_as(runs.RunRecord, charged.record).name
             latest = store.read(runs.latest, name)
             charged = msgspec.structs.replace(charged, seen=latest.run_id if latest else "")

@@ -17,9 +17,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from bench.spark import report
 from bench.spark.calls import SCHEMA, Bill, Paid, answer, calls
 from bench.spark.driver import Job
-from bench.spark.faults import Driver, check_answers, output_of, part_digests
+from bench.spark.faults import Driver, Line, Seen, check_answers, output_of, part_digests
+from bench.spark.speed import Figure
 from holdfast.spark import Stage
 from holdfast.spark.run import Run
 from holdfast.spark.session import session
@@ -284,3 +286,21 @@ def test_the_check_of_an_output_sees_a_missing_a_doubled_and_a_misplaced_row() -
     for bad in ([0, 2], [0, 1, 1, 2], [1, 0, 2]):
         with pytest.raises(Exception, match="missing"):
             check_answers("bad", table(bad), [0, 1, 2])
+
+
+def test_tables_go_between_their_markers_and_the_text_around_them_stays(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    seen_by = Seen(4000, 4000, 4004, 4, 1.5)
+    aborted = Seen(0, 0, 360, 240, 4.0, "aborted")
+    line = Line("poison", "50 rows", 208, seen_by, aborted, True)
+    figure = Figure("batch", "a million rows", [3.0, 2.0], [1.0, 2.0], ratio_max=3.0)
+    report.write("faults", report.faults([line], ["1 task"], 0.1, "make bench-spark"), page)
+    page.write_text(page.read_text() + "\nby hand\n")
+    report.write("speed", report.speed([figure], 0.1, "make bench-spark"), page)
+    report.write("faults", "again", page)
+    text = page.read_text()
+    assert text.startswith("# Stage beside naive Spark")
+    assert text.endswith("\nby hand\n")
+    assert "| a million rows | 1.50 s | 2.50 s | 2.00 (1.00 … 3.00) | ≤ 3 × | yes |" in text
+    assert "50 rows" not in text
+    assert "<!-- faults:begin -->\nagain\n<!-- faults:end -->" in text

@@ -251,8 +251,9 @@ def request_cancel(txn: Txn, run_id: str) -> RunRecord:
 def request_retry(txn: Txn, run_id: str) -> RunRecord:
     """Ask that the next run of this name tries the failed rows again."""
     was = the(txn, run_id)
-    if was.status in GOING:
-        raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
+    if was.status is not Status.FINISHED:
+        why = "it is still going" if was.status in GOING else "only a finished run is retried"
+        raise Invalid(what="run", why=why, run=run_id, status=was.status.value)
     return _asked(txn, replace(was, retry_requested_ns=txn.now_ns))
 
 

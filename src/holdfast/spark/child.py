@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import struct
 import sys
 import threading
@@ -44,6 +45,9 @@ class Verdict(msgspec.Struct, frozen=True):
 
 
 def main() -> None:
+    # Spark hangs up on the whole group of its workers; here the end of the pipe is the word.
+    for number in (signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
     # The pipes are taken out of reach of `print`, of `input` and of programs that the function starts.
     answers, source = os.fdopen(os.dup(1), "wb"), os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)

@@ -38,7 +38,15 @@ class Address(msgspec.Struct, frozen=True):
 class Client:
     """One line, used by one thread at a time (`ask` takes turns)."""
 
-    def __init__(self, address: Address, role: str, patience_s: float = PATIENCE_S) -> None:
+    def __init__(
+        self,
+        address: Address,
+        role: str,
+        patience_s: float = PATIENCE_S,
+        answer_s: float | None = None,
+    ) -> None:
+        # How long an answer may take; a machine that vanished is noticed by the kernel's probes.
+        self.answer_s = answer_s
         self.address = address
         self.owner = f"{role}/{socket.gethostname()}/{os.getpid()}/{SYSTEM.entropy(6).hex()}"
         self.patience_s = patience_s
@@ -62,6 +70,12 @@ class Client:
                         raise ServiceLost(address=where, why=str(error)) from None
                     SYSTEM.sleep(RETRY_S)
 
+    def wait_for(self, answer_s: float | None) -> None:
+        """How long answers may take from now on."""
+        self.answer_s = answer_s
+        if self._line is not None:
+            self._line.settimeout(answer_s)
+
     def connect(self) -> wire.Welcome:
         """Make the line now, if it is not there; what the service said."""
         self.ask(wire.Beat([]))
@@ -81,9 +95,8 @@ class Client:
     def _connect(self) -> socket.socket:
         line = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_S)
         try:
-            line.settimeout(None)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            line.settimeout(self.answer_s)
+            wire.tune(line)
             wire.send(line, wire.Hello(self.address.token, self.owner))
             self.welcome, _ = wire.receive_answer(line)
         except BaseException:

@@ -10,9 +10,11 @@ Compute may run ahead of the commit; the commit waits for nothing but its head.
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.ledger import runs
 from holdfast.spark.office import Office
@@ -21,6 +23,9 @@ from holdfast.spark.sinks import OutputError, Part, Sink
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
 PARTS_BYTES_MAX = 64 * 1024 * 1024
+# How long the sink may refuse what it says may be repeated.
+PATIENCE_NS = 300_000_000_000
+WAIT_S_MAX = 5.0
 
 
 class OutputAhead(OutputError):
@@ -113,9 +118,25 @@ class Committer:
                     parts.append(Part(lo, hi, self.office.successes(lo, hi)))
                     size += parts[-1].table.nbytes
                 lo = hi
-            if self.sink is not None:
-                self.sink.commit_many(parts)
+            self._sunk(parts)
+            if self._stopping:
+                return
             self._logged(lo)
+
+    def _sunk(self, parts: list[Part]) -> None:
+        """Into the sink; what may pass (a full disk, somebody's lock) is waited for, for a while."""
+        waits_s = 0.1
+        until_ns = SYSTEM.mono_ns() + PATIENCE_NS
+        while self.sink is not None and not self._stopping:
+            try:
+                self.sink.commit_many(parts)
+                return
+            except HoldfastError as error:
+                if not error.retryable or SYSTEM.mono_ns() >= until_ns:
+                    raise
+                print(f"holdfast: the output waits: {error}", file=sys.stderr, flush=True)
+            SYSTEM.sleep(waits_s)
+            waits_s = min(waits_s * 2, WAIT_S_MAX)
 
     def _logged(self, upto: int) -> None:
         desk = self.office.desk
@@ -126,7 +147,7 @@ class Committer:
         ticket.wait()
 
     def _finish(self) -> None:
-        if self.sink is not None:
+        if self.sink is not None and not self.office.desk.board.cancelling:
             self.sink.finish()
         office = self.office
         if office.record.status in runs.GOING:

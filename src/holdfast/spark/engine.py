@@ -28,6 +28,7 @@ import pyarrow as pa
 from holdfast.clock import SYSTEM
 from holdfast.codec import pack
 from holdfast.errors import HoldfastError
+from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.records import Done
 from holdfast.ledger.states import State
@@ -110,6 +111,7 @@ class Engine:
         self._latency = [0] * LATENCY_BUCKETS
         self._mean_us = UNKNOWN_US
         self._state = "granted"
+        self._hung = False
         self._claim_again_ns = 0
         self._beat_ns = SYSTEM.mono_ns()
         self._sent: list[tuple[Held, int]] = []
@@ -120,8 +122,8 @@ class Engine:
         beat_ns = welcome.lease_ns // 3
         try:
             while True:
-                if self._orphaned.is_set():
-                    self._stop()
+                if self._orphaned.is_set() and self._drained():
+                    return "stop"
                 self._feed()
                 if not self._line.busy:
                     self._say(beat_ns)
@@ -132,6 +134,12 @@ class Engine:
         finally:
             self._line.close()
             self._pool.close()
+
+    def _drained(self) -> bool:
+        """The worker is gone: calls under way end and are told, others are not started."""
+        self._stop()
+        self._pool.draining = True
+        return not (self._pool.running or self._unreported() or self._line.busy)
 
     def _stop(self) -> None:
         """Begin nothing more. What is begun ends and is told; the rest is no longer ours."""
@@ -194,10 +202,12 @@ class Engine:
         self._mean_us = micros if self._mean_us > 1e8 else self._mean_us * 0.98 + micros * 0.02
 
     def _check_hung(self) -> None:
+        """A call beyond its time: begin nothing more, tell what ended, then leave without it."""
         oldest = self._pool.oldest_ns()
-        if oldest is None or self.caller.is_async:
-            return
-        if SYSTEM.mono_ns() - oldest > self.duty.timeout_s * 1e9 and not self._unreported():
+        # An `async def` is cancelled at its time; one that blocks the loop is not.
+        allowed_s = self.duty.timeout_s * (2 if self.caller.is_async else 1)
+        self._hung = oldest is not None and SYSTEM.mono_ns() - oldest > allowed_s * 1e9
+        if self._hung and not self._unreported() and not self._line.busy:
             raise HungCall(f"a call took longer than timeout_s={self.duty.timeout_s}")
 
     # --- the ledger -------------------------------------------------------------------------
@@ -240,6 +250,8 @@ class Engine:
 
     def _room(self, unreported: int) -> int:
         """How many rows may be begun by a step that reports what ended."""
+        if self._hung:
+            return 0
         room = self._window() - (self._begun_unreported() - unreported)
         if not self.duty.rate:
             return room
@@ -274,7 +286,7 @@ class Engine:
         )
 
     def _wants_claim(self, now_ns: int, waiting: int) -> wire.Claim | None:
-        if self._state in ("over", "stop") or now_ns < self._claim_again_ns:
+        if self._state in ("over", "stop") or self._hung or now_ns < self._claim_again_ns:
             return None
         if any(held.alone for held in self._held):
             return None
@@ -347,13 +359,12 @@ class Engine:
     def _report(self, held: Held) -> Report:
         """What ended of a grant and was not told yet; the rest of much waits for the next frame."""
         if held.batches:
-            piece = held.batches.pop(0)
-            held.reported += len(piece.seqs) + len(piece.others)
-            return _batch_report(piece)
+            return self._batch_report(held)
         results, held.results = held.results[:REPORT_ROWS_MAX], held.results[REPORT_ROWS_MAX:]
         while True:
             report = _row_report(results, self.caller)
-            if len(report.data) <= REPORT_BYTES_MAX:
+            told = sum(len(other.error) for other in report.others)
+            if len(report.data) + told <= REPORT_BYTES_MAX:
                 break
             if len(results) == 1:
                 why = f"a result of {len(report.data):,} bytes; at most {REPORT_BYTES_MAX:,} fit"
@@ -363,6 +374,22 @@ class Engine:
             held.results = results[half:] + held.results
             results = results[:half]
         held.reported += len(results)
+        return report
+
+    def _batch_report(self, held: Held) -> Report:
+        piece = held.batches.pop(0)
+        while True:
+            report = _batch_report(piece)
+            if len(report.data) <= REPORT_BYTES_MAX:
+                break
+            half = piece.batch.num_rows // 2
+            if not half:
+                why = f"a result of {len(report.data):,} bytes; at most {REPORT_BYTES_MAX:,} fit"
+                piece = _too_large(piece, why)
+                continue
+            held.batches.insert(0, _slice(piece, half, piece.batch.num_rows))
+            piece = _slice(piece, 0, half)._replace(others=piece.others)
+        held.reported += len(piece.seqs) + len(piece.others)
         return report
 
     def _answered(self, found: Any) -> None:
@@ -552,17 +579,37 @@ def _pieces(ended: BatchEnded) -> list[BatchEnded]:
     step = min(max(rows * REPORT_BYTES_MAX // max(size, 1) // 2, 1), max(rows, 1))
     if not isinstance(ended.seqs, range):
         step = min(step, REPORT_ROWS_MAX)
-    if rows <= step and len(ended.others) <= REPORT_ROWS_MAX:
+    others = _lots(ended.others)
+    if rows <= step and len(others) <= 1:
         return [ended]
-    found = [
-        BatchEnded(ended.seqs[at : at + step], ended.batch.slice(at, step), [], 0.0, 0, 0)
-        for at in range(0, rows, step)
-    ]
-    found += [
-        BatchEnded([], ended.batch.slice(0, 0), ended.others[at : at + REPORT_ROWS_MAX], 0.0, 0, 0)
-        for at in range(0, len(ended.others), REPORT_ROWS_MAX)
-    ]
+    found = [_slice(ended, at, min(at + step, rows)) for at in range(0, rows, step)]
+    nothing = ended.batch.slice(0, 0)
+    return found + [BatchEnded([], nothing, lot, 0.0, 0, 0) for lot in others]
+
+
+def _slice(ended: BatchEnded, lo: int, hi: int) -> BatchEnded:
+    return BatchEnded(ended.seqs[lo:hi], ended.batch.slice(lo, hi - lo), [], 0.0, 0, 0)
+
+
+def _lots(others: list[Ended]) -> list[list[Ended]]:
+    """Rows without a result, so many at a time that their errors fit into a report."""
+    found: list[list[Ended]] = []
+    size = 0
+    for other in others:
+        size += len(other.error)
+        if not found or len(found[-1]) >= REPORT_ROWS_MAX or size > REPORT_BYTES_MAX // 4:
+            found.append([])
+            size = len(other.error)
+        found[-1].append(other)
     return found
+
+
+def _too_large(ended: BatchEnded, why: str) -> BatchEnded:
+    """The one row of it fails: its result cannot be kept."""
+    fail, kind = int(State.TERMINAL_FAIL), int(ErrorClass.SCHEMA)
+    failed = Ended(ended.seqs[0], fail, None, kind, why, 0, 0.0, 0)
+    others = sorted([*ended.others, failed])
+    return BatchEnded([], ended.batch.slice(0, 0), others, 0.0, 0, 0)
 
 
 def _batch_report(ended: BatchEnded) -> Report:

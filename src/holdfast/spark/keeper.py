@@ -32,6 +32,7 @@ LEAVE_S = 20.0
 PATIENCE_NS = 30_000_000_000
 # The line is tried again so long before the process is looked at.
 LOOK_S = 0.2
+ANSWER_S = 20.0
 WATCH_S = 0.5
 
 
@@ -64,18 +65,30 @@ class Keeper:
     def ask(self, message: wire.Message) -> Any:
         """One request; a service that died meanwhile is started again first."""
         patient_until_ns = SYSTEM.mono_ns() + PATIENCE_NS
+        # Sealing may have to sort all of the input.
+        answer_s = None if isinstance(message, wire.Seal) else ANSWER_S
+        replaced = False
         with self._turn:
             while True:
                 self._revive()
                 assert self._client is not None
+                self._client.wait_for(answer_s)
                 try:
                     answer, _ = self._client.ask(message)
                     self._note(answer)
                     return answer
                 except ServiceLost:
                     # Killed, most likely; or alive, and only this line broke.
-                    if self._left or SYSTEM.mono_ns() >= patient_until_ns:
+                    if self._left:
                         raise
+                    if SYSTEM.mono_ns() >= patient_until_ns:
+                        if replaced or self._process is None:
+                            raise
+                        # It lives and says nothing: stopped, or stuck. Another one goes on.
+                        self._process.kill()
+                        self._process.wait()
+                        replaced = True
+                        patient_until_ns = SYSTEM.mono_ns() + PATIENCE_NS
                 except HoldfastError:
                     if self._process is not None and self._process.poll() is None:
                         raise

@@ -12,13 +12,23 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import codec
+from holdfast.config import VALUE_BYTES_MAX
 from holdfast.durable.lease import Lease
-from holdfast.errors import CommitUnknown, Conflict, Fenced, HeadMoved, HoldfastError, Invalid
+from holdfast.errors import (
+    CommitUnknown,
+    Conflict,
+    Fenced,
+    HeadMoved,
+    HoldfastError,
+    Invalid,
+    ValueTooLarge,
+)
 from holdfast.ledger import runs
 from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
 from holdfast.ledger.board import Board, Entries
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.log import load
+from holdfast.ledger.ranges import Ranges
 from holdfast.ledger.records import Halted, Part, Reclaimed
 from holdfast.ledger.states import State
 from holdfast.spark import merge, wire
@@ -88,6 +98,9 @@ class Office:
     # --- the input --------------------------------------------------------------------------
 
     def put_block(self, data: memoryview) -> wire.Block:
+        if len(data) > VALUE_BYTES_MAX:
+            # A block is cut by its rows: this is one of them.
+            raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
         with self.desk.lock:
             if self.desk.has_board:
                 raise Invalid(what="input", why="the run has its input already")
@@ -218,6 +231,9 @@ class Office:
             batch = data[at : at + move.size]
             at += move.size
             height = self.desk.height + len(entries) + 1
+            told = move.size + sum(4 * len(other.error) for other in move.others)
+            if told > VALUE_BYTES_MAX:
+                raise ValueTooLarge(what="report", bytes=told, max=VALUE_BYTES_MAX)
             try:
                 taken, more = self.desk.board.advance(
                     move.epoch,
@@ -257,13 +273,15 @@ class Office:
         """What is kept of a report: results, and how the rows without one ended, if for good."""
         if not move.done:
             return None
-        again = [(one.lo, one.hi) for one in taken.retried]
+        again = Ranges()
+        for one in taken.retried:
+            again.add(one.lo, one.hi)
         board = self.desk.board
         others = []
         for other in move.others:
             if other.state == State.TERMINAL_FAIL:
                 self._errors[other.error_class, other.error[:200]] += 1
-            if not any(lo <= other.seq < hi for lo, hi in again):
+            if not again.holds(other.seq, other.seq + 1):
                 tries = _tries(board, other.seq)
                 others.append(
                     runs.Other(other.seq, other.state, tries, other.error_class, other.error)

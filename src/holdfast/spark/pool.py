@@ -65,6 +65,8 @@ class Pool:
         self.caller = caller
         self.news = news
         self.running: dict[int, int] = {}
+        # Nothing that waits is started any more.
+        self.draining = False
 
     def start(self, units: list[Unit]) -> None:
         raise NotImplementedError
@@ -98,7 +100,7 @@ class Threads(Pool):
     def _work(self) -> None:
         me = threading.get_ident()
         while (unit := self._todo.get()) is not None:
-            if unit.held.dead:
+            if unit.held.dead or self.draining:
                 continue
             self.running[me] = SYSTEM.mono_ns()
             try:
@@ -114,12 +116,13 @@ class Threads(Pool):
             batch = self.caller.batch(seqs, table, held.attempts[unit.lo])
             self.news.put(News(unit, [], batch, True))
             return
-        one, ended = self.caller.one, []
+        one = self.caller.one
+        ended: list[Ended] = []
         told_ns = SYSTEM.mono_ns()
         me = threading.get_ident()
         for i in range(unit.lo, unit.hi):
-            if held.dead:
-                return
+            if held.dead or (self.draining and ended):
+                break
             ended.append(one(held.seqs[i], held.rows[i], held.attempts[i]))
             if not i & 15:
                 now_ns = SYSTEM.mono_ns()
@@ -155,7 +158,7 @@ class Loop(Pool):
     async def _run(self, unit: Unit) -> None:
         async with self._slots:
             held = unit.held
-            if held.dead:
+            if held.dead or self.draining:
                 return
             self.running[id(unit)] = SYSTEM.mono_ns()
             try:

@@ -9,6 +9,7 @@ a driver node is drained): as long as the ledger moved since it was started, it 
 
 from __future__ import annotations
 
+import re
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -247,7 +248,8 @@ class Run:
         schema = self._spark_schema(outcomes[0].schema)
         if not files:
             return self._spark.createDataFrame([], schema)
-        return self._spark.read.schema(schema).parquet(*files).orderBy(*self._record.key)
+        paths = [_literal(path) for path in files]
+        return self._spark.read.schema(schema).parquet(*paths).orderBy(*self._record.key)
 
     def failed(self) -> DataFrame:
         """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error."""
@@ -293,3 +295,9 @@ class Run:
     def _examples(self) -> list[str]:
         rows = failed_rows(self._store, self._record, self.progress(), limit=3)
         return [f"{row.key}: {row.error}" for row in rows]
+
+
+def _literal(path: str) -> str:
+    """A path that Spark takes as it is: no patterns in it, and not of another file system."""
+    text = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
+    return text if "://" in path else f"file://{text}"

@@ -85,6 +85,8 @@ class Charge(msgspec.Struct, frozen=True):
     rate_per_s: float
     # For a new run: the one that the name led to when the driver looked.
     seen: str = ""
+    # Where the driver finds its modules: a sink may be one of them.
+    paths: list[str] = []
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -117,6 +119,9 @@ class Service:
         record = codec.unpack_as(runs.RunRecord, charge.record)
         self._listener = _listen(charge.host, charge.port)
         self.port = int(self._listener.getsockname()[1])
+        sys.path += [path for path in charge.paths if path not in sys.path]
+        if record.sink:
+            open_sink(record.sink)  # or say now that it cannot be
         self.store = open_store(charge.store)
         try:
             self.lease = _acquire(self.store, record.name)
@@ -131,9 +136,10 @@ class Service:
         self._committing = threading.Lock()
 
     def serve(self) -> None:
-        threading.Thread(target=self._accept, name="accept", daemon=True).start()
+        # Before anybody can ask: a seal that is under way has a board, and begins its own commit.
         if self.office.desk.has_board:
             self.begin_commit()
+        threading.Thread(target=self._accept, name="accept", daemon=True).start()
         try:
             self._pass_time()
         finally:
@@ -210,7 +216,7 @@ class Service:
     def _converse(self, line: socket.socket) -> None:
         owner = ""
         try:
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            wire.tune(line)
             line.settimeout(10)
             owner = self._admit(line)
             line.settimeout(None)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -420,6 +421,7 @@ class Stage:
             file_rows=self.file_rows,
             rate_per_s=float(self.rate_per_s),
             seen=seen,
+            paths=[path for path in sys.path if path],
         )
         return Keeper(home, charge)
 

@@ -251,6 +251,15 @@ def refused(error: HoldfastError) -> Refused:
     return Refused(_plain(to_wire(error)))
 
 
+def tune(line: socket.socket) -> None:
+    """Answers are small and wanted at once; a peer whose machine is gone is found out in seconds."""
+    line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, seconds in (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):
+            line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
+
+
 class Closed(ConnectionError):
     """The other side hung up between frames."""
 

@@ -38,6 +38,7 @@ from holdfast.errors import Busy, Fenced, HoldfastError, Invalid
 
 Spec = dict[str, str | int | bool]
 
+METHODS = ("spec", "check_vacant", "begin", "commit_many", "finish", "parts")
 NOTHING = -1  # the version of an output that holds no part yet
 
 
@@ -129,11 +130,13 @@ def open_sink(spec: Mapping[str, str | int | bool]) -> Sink:
     if not (module and name):
         raise Invalid(what="sink", kind=kind, why="use parquet, delta or module:Class")
     try:
-        sink = getattr(importlib.import_module(module), name)(**rest)
+        made = getattr(importlib.import_module(module), name)
+        # Looked at before it is called: a spec comes out of a store.
+        if not isinstance(made, type) or any(not hasattr(made, one) for one in METHODS):
+            raise Invalid(what="sink", kind=kind, why=f"a sink is a class with {METHODS}")
+        sink: Sink = made(**rest)
     except (ImportError, AttributeError, TypeError) as error:
         raise Invalid(what="sink", kind=kind, why=str(error)) from error
-    if not isinstance(sink, Sink):
-        raise Invalid(what="sink", kind=kind, why="it lacks a method of holdfast.spark.sinks.Sink")
     return sink
 
 
