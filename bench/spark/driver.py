@@ -16,7 +16,6 @@ import msgspec
 
 from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, Paid
 
-
 PR_SET_PDEATHSIG = 1
 
 

@@ -18,7 +18,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -442,11 +442,3 @@ def part_digests(output: Path) -> dict[str, str]:
 def _keys(table: pa.Table) -> list[int]:
     keys: list[int] = table.column("id").to_pylist()
     return keys
-
-
-def smaller(scenario: Scenario, rows: int) -> Scenario:
-    """The same with fewer rows, for a try."""
-    poison = [key for key in scenario.changes.get("poison", []) if key < rows]
-    if not poison:
-        return scenario
-    return replace(scenario, changes={**scenario.changes, "poison": poison})

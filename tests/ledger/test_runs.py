@@ -82,6 +82,14 @@ def test_a_cancellation_is_asked_for_once_and_of_a_run_that_goes_on(store: Store
     store.transact(runs.move, "a", Event.CANCEL)
     with pytest.raises(Invalid):
         store.transact(runs.request_cancel, "a")
+    with pytest.raises(Invalid, match="only a finished run"):
+        store.transact(runs.request_retry, "a")
+
+
+def test_another_try_is_asked_for_of_a_finished_run(store: Store) -> None:
+    store.transact(runs.create, record("a"))
+    store.transact(runs.move, "a", Event.SEAL)
+    store.transact(runs.move, "a", Event.FINISH)
     assert store.transact(runs.request_retry, "a").retry_requested_ns > 0
 
 

@@ -266,3 +266,16 @@ def test_a_table_survives_the_stream() -> None:
     table = pa.table({"y": [1, 2], "z": [["a"], None]})
     assert table_of(stream_of(table)) == table
     assert table_of(stream_of(table.slice(0, 0))).num_rows == 0
+
+
+def test_scalars_of_numpy_are_the_numbers_they_mean() -> None:
+    import numpy as np
+
+    encoder = Encoder(_numbers())
+    assert encoder.values({"a": np.int64(3), "b": np.float32(0.5)}) == (3, 0.5)
+    with pytest.raises(WrongSchema):
+        encoder.values({"a": np.float64(1.5), "b": 0.0})
+
+
+def _numbers() -> StructType:
+    return StructType([StructField("a", T.LongType()), StructField("b", T.DoubleType())])

@@ -635,6 +635,8 @@ class HeldInMemory:
     def spec(self) -> dict[str, str | int | bool]:
         return {"kind": f"{__name__}:HeldInMemory", "path": self.path}
 
+    def check_vacant(self) -> None: ...
+
     def begin(self, run_id: str, name: str, schema: object) -> int:
         return self.version
 
@@ -665,6 +667,7 @@ def test_a_sink_of_somebody_else_is_built_from_its_name() -> None:
         {"kind": "no_such_module:Sink"},
         {"kind": "pathlib:NoSuchClass"},
         {"kind": "pathlib:Path"},
+        {"kind": "subprocess:Popen", "args": "false"},
         {"kind": "parquet", "path": "x", "colour": "red"},
         {"kind": "parquet", "path": ""},
         {"kind": "delta", "path": ""},

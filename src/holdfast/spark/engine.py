@@ -363,7 +363,8 @@ class Engine:
         results, held.results = held.results[:REPORT_ROWS_MAX], held.results[REPORT_ROWS_MAX:]
         while True:
             report = _row_report(results, self.caller)
-            told = sum(len(other.error) for other in report.others)
+            # A character is up to four bytes of the store's.
+            told = 4 * sum(len(other.error) for other in report.others)
             if len(report.data) + told <= REPORT_BYTES_MAX:
                 break
             if len(results) == 1:

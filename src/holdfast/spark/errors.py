@@ -32,7 +32,7 @@ class InputChanged(Invalid):
 
 class RunCancelled(Invalid):
     code = "run_cancelled"
-    hint = "its outcomes are kept; fresh=True begins a new run of this name"
+    hint = "its outcomes are kept: Run.of(name, spark, store); fresh=True begins a new run, in a new output"
 
 
 class RunHalted(StoreError):
@@ -47,4 +47,6 @@ class RunFailed(StoreError):
 
 class RowsFailed(StoreError):
     code = "rows_failed"
-    hint = "see run.failed(); `holdfast runs retry NAME` and a run try them again"
+    hint = (
+        "see Run.of(name, spark, store).failed(); `holdfast runs retry` marks them for another try"
+    )

@@ -77,8 +77,12 @@ class Encoder:
                 f"a {type(found).__name__}; return a dict with {self.names}, or Skip, Retry, Fail"
             )
         for field, kinds, value in zip(self.schema.fields, self._kinds, values, strict=True):
-            if type(value) not in kinds and (why := _strange(field, value)):
-                raise WrongSchema(f"column {why}")
+            if type(value) not in kinds:
+                if _plainly(value) is not value:
+                    # Models answer in NumPy's scalars; what is meant is the number.
+                    return self.values([_plainly(one) for one in values])
+                if why := _strange(field, value):
+                    raise WrongSchema(f"column {why}")
         return values
 
     def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -124,6 +128,11 @@ class Encoder:
             return _one_batch(found.select(self.names).cast(self.arrow))
         except pa.ArrowException as error:
             raise WrongSchema(str(error)) from None
+
+
+def _plainly(value: Any) -> Any:
+    is_scalar = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
+    return value.item() if is_scalar else value
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

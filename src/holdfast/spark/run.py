@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from holdfast import codec
 from holdfast.clock import SYSTEM
-from holdfast.errors import from_wire
+from holdfast.errors import NotFound, from_wire
 from holdfast.ledger import runs
 from holdfast.ledger.failures import failed as failed_rows
 from holdfast.ledger.log import load
@@ -35,6 +35,7 @@ from holdfast.spark.progress import Bar
 from holdfast.spark.report import Report
 from holdfast.spark.sinks import open_sink
 from holdfast.spark.task import Pull
+from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
 if TYPE_CHECKING:
@@ -196,6 +197,16 @@ class Run:
             failed = self.counts()[State.TERMINAL_FAIL.name]
             if failed:
                 raise RowsFailed(name=record.name, failed=failed, examples=self._examples())
+
+    @classmethod
+    def of(cls, name: str, spark: SparkSession, store: str) -> Run:
+        """The latest run of a name as it stands: at work, finished, cancelled, with failed rows."""
+        home = open_store(store)
+        record = home.read(runs.latest, name)
+        if record is None:
+            home.close()
+            raise NotFound(what="run", name=name)
+        return cls(record, home, spark)
 
     @property
     def run_id(self) -> str:
