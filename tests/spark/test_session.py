@@ -246,7 +246,8 @@ MAKER = """
         script = launcher(Path("/a/java"), Path(sys.argv[1])) / "bin" / "java"
         # Another maker may have taken it away already; what is there is whole.
         with contextlib.suppress(FileNotFoundError):
-            seen.add((script.read_bytes(), os.access(script, os.X_OK) or not script.exists()))
+            with script.open("rb") as found:
+                seen.add((found.read(), bool(os.fstat(found.fileno()).st_mode & 0o100)))
             script.unlink()
     print(len(seen), all(executable for _, executable in seen), flush=True)
 """

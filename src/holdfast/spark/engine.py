@@ -286,7 +286,10 @@ class Engine:
         )
 
     def _wants_claim(self, now_ns: int, waiting: int) -> wire.Claim | None:
-        if self._state in ("over", "stop") or self._hung or now_ns < self._claim_again_ns:
+        if self._state in ("over", "stop") or self._hung:
+            return None
+        # The empty-handed ask at once: they are made to wait where rows come free.
+        if self._held and now_ns < self._claim_again_ns:
             return None
         if any(held.alone for held in self._held):
             return None
@@ -473,10 +476,10 @@ class Engine:
             until.append(self._ended_ns + TELL_NS)
         if self.duty.rate and self._tokens_wait_ns > now_ns:
             until.append(self._tokens_wait_ns)
+        if not self._held:
+            return 0.0
         if self._claim_again_ns > now_ns:
             until.append(self._claim_again_ns)
-        elif not self._held:
-            return 0.0
         return max((min(until) - now_ns) / 1e9, 0.001)
 
 

@@ -110,8 +110,11 @@ class Keeper:
                 self.ask(wire.Status())
             SYSTEM.sleep(WATCH_S)
 
-    def leave(self) -> None:
-        """End the service in good order: what it knows is durable, its lease is free."""
+    def leave(self, *, wait: bool = True) -> None:
+        """End the service in good order: what it knows is durable, its lease is free.
+
+        Without `wait` that goes on behind the caller's back, and the process ends after it.
+        """
         self._left = True
         if self._client is not None:
             self._client.close()
@@ -122,19 +125,16 @@ class Keeper:
         assert process.stdin is not None
         with contextlib.suppress(OSError):
             process.stdin.close()
-        try:
-            process.wait(LEAVE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
+        if wait:
+            _reap(process)
+        else:
+            threading.Thread(target=_reap, args=(process,), name="reaper").start()
 
     def __enter__(self) -> Keeper:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.leave()
+    def __exit__(self, kind: object, *exc: object) -> None:
+        self.leave(wait=kind is not None)
 
     def _revive(self) -> None:
         if self._left or self._process is None:
@@ -158,11 +158,7 @@ class Keeper:
     def _start(self, charge: Charge) -> None:
         if self._client is not None:
             self._client.close()
-        process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.spark.service"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+        process = _taken() or _spawned()
         assert process.stdin is not None
         assert process.stdout is not None
         data = msgspec.msgpack.encode(charge)
@@ -179,6 +175,47 @@ class Keeper:
         self._process = process
         self.charge = replace(charge, port=ready.port)
         self._client = Client(self.address, "driver", patience_s=LOOK_S)
+
+
+def warm() -> None:
+    """Have a service ready for the next run: most of its start is loading modules."""
+    while _spare and _spare[-1].poll() is not None:
+        _reap(_spare.pop())
+    if not _spare:
+        _spare.append(_spawned())
+
+
+# It waits for its charge, for a few minutes; and leaves at once when this process ends.
+_spare: list[subprocess.Popen[bytes]] = []
+
+
+def _taken() -> subprocess.Popen[bytes] | None:
+    while _spare:
+        process = _spare.pop()
+        if process.poll() is None:
+            return process
+        _reap(process)
+    return None
+
+
+def _spawned() -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "holdfast.spark.service"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+
+
+def _reap(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(LEAVE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    for pipe in (process.stdin, process.stdout):
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
 
 
 def _release_of(txn: Txn, resource: str, worker: str) -> None:

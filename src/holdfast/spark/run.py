@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-POLL_S = 0.1
+POLL_S = 0.03
 # How often a job is started again although the ledger stands where it stood.
 BARREN_JOBS_MAX = 3
 # Tasks that have nothing left to do are given this long to say so.

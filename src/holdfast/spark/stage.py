@@ -36,7 +36,7 @@ from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChan
 from holdfast.spark.fingerprint import same_input
 from holdfast.spark.ingest import RESERVED, check_input
 from holdfast.spark.journal import schema_bytes
-from holdfast.spark.keeper import Keeper, new_token
+from holdfast.spark.keeper import Keeper, new_token, warm
 from holdfast.spark.lazy import lazily
 from holdfast.spark.plan import Plan
 from holdfast.spark.progress import MODES
@@ -340,6 +340,7 @@ class Stage:
                 duty = self._duty(keeper, found, prepared)
                 drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
                 found = drive.record()
+        warm()
         return Run(found, home, spark, on_fail=self.on_fail)
 
     def _retry(
