@@ -37,7 +37,7 @@ from holdfast.spark import task, wire
 from holdfast.spark.client import Address, Blocks
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper, new_token
-from holdfast.spark.rows import stream_of, table_of
+from holdfast.spark.rows import message_of, stream_of, table_of
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
@@ -204,7 +204,7 @@ def report(
     """The next report of a grant: successes of ranges (y = 2 * seq), and rows that ended otherwise."""
     grant.n += 1
     seqs = [seq for lo, hi in done for seq in range(lo, hi)]
-    data = stream_of(results([2 * seq for seq in seqs])) if seqs else b""
+    data = message_of(results([2 * seq for seq in seqs]).to_batches()[0]) if seqs else b""
     ends = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in done]
     ends += [Done(o.seq, o.seq + 1, o.state, o.error_class, o.delay_ns) for o in others]
     first = seqs[0] if seqs else 0

@@ -131,13 +131,13 @@ class Other(Record, frozen=True):
 class Chunk(Record, frozen=True):
     """Outcomes that were reported together, all of one page.
 
-    `seqs` are little-endian u32 offsets in the page, ascending, one for each row of `batch`; empty
-    when the rows are consecutive from `lo`.
+    `seqs` are little-endian u32 distances from `lo`, ascending, one for each row of `batch`; empty
+    when the rows are consecutive.
     """
 
     lo: int
     seqs: bytes
-    # One Arrow IPC stream of one batch: result columns, in the order of seqs.
+    # One Arrow IPC message, a batch of the run's result schema, in the order of seqs.
     batch: bytes
     others: list[Other]
     # Successes that took more than one attempt.

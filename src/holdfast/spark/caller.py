@@ -89,7 +89,8 @@ class Caller:
         began = SYSTEM.mono_ns()
         try:
             coroutine = self.fn(row, call) if self._with_call else self.fn(row)
-            found = await asyncio.wait_for(coroutine, self.timeout_s)
+            async with asyncio.timeout(self.timeout_s):
+                found = await coroutine
             return self._returned(call, found, began)
         except BaseException as error:
             return self._raised(call, error, began)
@@ -181,7 +182,8 @@ class _Batches:
         call = self._begin(table, at)
         halves: list[tuple[pa.Table, int]] = []
         try:
-            found = await asyncio.wait_for(self._call(table, call), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                found = await self._call(table, call)
             self._keep(found, table.num_rows, at)
         except BaseException as error:
             halves = self._after(error, table, at)

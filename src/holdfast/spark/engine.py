@@ -36,7 +36,7 @@ from holdfast.spark import wire
 from holdfast.spark.caller import BatchEnded, Caller, Ended
 from holdfast.spark.client import Address, Client
 from holdfast.spark.pool import Held, Loop, News, Pool, Threads, Unit
-from holdfast.spark.rows import rows_of, stream_of, table_of
+from holdfast.spark.rows import message_of, rows_of, table_of
 
 FAST_US = 20
 UNKNOWN_US = 1e9
@@ -552,7 +552,7 @@ def _row_report(results: list[Ended], caller: Caller) -> Report:
             good, rest, batch = _sift(good, rest, caller)
     done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in _runs(good)]
     done += _alike(rest)
-    data = stream_of(batch) if batch is not None and batch.num_rows else b""
+    data = message_of(batch) if batch is not None and batch.num_rows else b""
     return Report(done, _others(rest), data, *_places([ended.seq for ended in good]))
 
 
@@ -619,7 +619,7 @@ def _too_large(ended: BatchEnded, why: str) -> BatchEnded:
 def _batch_report(ended: BatchEnded) -> Report:
     done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in ranges_of(ended.seqs)]
     done += _alike(ended.others)
-    data = stream_of(ended.batch) if ended.batch.num_rows else b""
+    data = message_of(ended.batch) if ended.batch.num_rows else b""
     return Report(done, _others(ended.others), data, *_places(ended.seqs))
 
 

@@ -20,7 +20,7 @@ from holdfast.ledger import runs
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.states import State
-from holdfast.spark.rows import table_of
+from holdfast.spark.rows import batch_of, table_of
 from holdfast.store.api import Store
 
 BLOCKS_CACHED = 8
@@ -200,7 +200,7 @@ class Outcomes:
         for chunk in self._chunks(lo, hi):
             if not chunk.batch:
                 continue
-            table = table_of(chunk.batch)
+            table = pa.Table.from_batches([batch_of(chunk.batch, self.result_schema)])
             if chunk.seqs:
                 offsets = pa.Array.from_buffers(
                     pa.uint32(), table.num_rows, [None, pa.py_buffer(chunk.seqs)]
@@ -260,6 +260,11 @@ def _taken(table: pa.Table, indices: pa.Array) -> pa.Table:
         wider.take(indices.slice(at, step)).cast(table.schema)
         for at in range(0, len(indices), step)
     )
+
+
+def limber_up() -> None:
+    """Arrow loads pandas, if it is there, at its first sum: let that be before the first commit."""
+    _count_up(0, 1)
 
 
 def _count_up(first: int, count: int) -> pa.Array:

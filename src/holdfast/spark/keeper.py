@@ -7,6 +7,7 @@ its lease need not run out first.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import subprocess
 import sys
@@ -183,10 +184,21 @@ def warm() -> None:
         _reap(_spare.pop())
     if not _spare:
         _spare.append(_spawned())
+        atexit.register(_dismiss)
 
 
 # It waits for its charge, for a few minutes; and leaves at once when this process ends.
 _spare: list[subprocess.Popen[bytes]] = []
+
+
+def _dismiss() -> None:
+    atexit.unregister(_dismiss)
+    while _spare:
+        process = _spare.pop()
+        assert process.stdin is not None
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+        _reap(process)
 
 
 def _taken() -> subprocess.Popen[bytes] | None:

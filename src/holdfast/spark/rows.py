@@ -45,6 +45,15 @@ def stream_of(table: pa.Table | pa.RecordBatch) -> bytes:
     return bytes(sink.getvalue())
 
 
+def message_of(batch: pa.RecordBatch) -> bytes:
+    """A batch without its schema, which all results of a run share."""
+    return bytes(batch.serialize())
+
+
+def batch_of(data: Any, schema: pa.Schema) -> pa.RecordBatch:
+    return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
+
+
 class WrongSchema(Exception):
     """What a function returned is not what its stage declared."""
 

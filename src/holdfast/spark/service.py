@@ -43,8 +43,12 @@ from holdfast.ledger.log import RunLog, open_run
 from holdfast.spark import wire
 from holdfast.spark.commit import Committer
 from holdfast.spark.desk import Desk
+from holdfast.spark.journal import limber_up
 from holdfast.spark.office import Office
-from holdfast.spark.sinks import open_sink
+from holdfast.spark.sinks import (
+    open_sink,
+    parquet,  # noqa: F401  loaded before the first commit needs it
+)
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
@@ -101,6 +105,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
+    threading.Thread(target=limber_up, daemon=True).start()
     if not select.select([source], [], [], IDLE_S)[0]:
         sys.exit(0)  # made ready for a run that did not come
     head = source.read(4)
