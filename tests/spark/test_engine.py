@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from pyspark.sql.types import LongType, StructField, StructType
+from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import verify
@@ -381,3 +381,76 @@ def test_a_child_ends_with_the_worker_that_started_it() -> None:
     assert select.select([pidfd], [], [], 30)[0]
     os.close(pidfd)
     assert child.end() == 0
+
+
+def test_rows_that_fail_with_long_words_are_told_without_harm(tmp_path: Path) -> None:
+    """Their errors together are more than a value of the store may be."""
+
+    def fn(row: Any) -> Any:
+        raise ValueError("x" * 4000)
+
+    with serving(tmp_path / "data", 8000) as service:
+        assert work(service, fn) == "over"
+        assert service.keeper.restarts == 0
+        failed = service.outcomes().failed(0, 8000)
+        assert failed.num_rows == 8000
+
+
+def test_a_result_that_cannot_be_kept_fails_its_row_alone(tmp_path: Path) -> None:
+    text = StructType([StructField("y", StringType())])
+
+    def fn(row: Any) -> Any:
+        return {"y": "x" * (9 << 20) if row.id == 3 else "x" * (3 << 20)}
+
+    with serving(tmp_path / "data", 6) as service:
+        told = duty(service, schema=text.json())
+        caller = Caller(fn, RETRY_ON, Encoder(text), told.run_id, told.timeout_s)
+        with Client(told.address, "child") as client:
+            assert Engine(told, caller, client).run() == "over"
+        [failed] = service.outcomes().failed(0, 6).to_pylist()
+        assert (failed["_seq"], failed["_error_class"]) == (3, "schema")
+        assert "bytes" in failed["_error"]
+
+
+@pytest.mark.parametrize(("rate", "most"), [(True, 4), (False, 104)])
+def test_under_a_rate_nothing_is_begun_that_cannot_start_now(
+    tmp_path: Path, rate: bool, most: int
+) -> None:
+    with serving(tmp_path / "data", 10, rate_per_s=1000.0) as service:
+        told = duty(service, rate=rate, concurrency=4, flush_rows=100)
+        caller = Caller(lambda row: {"y": 1}, RETRY_ON, Encoder(SCHEMA), told.run_id, 60.0)
+        with Client(told.address, "child") as client:
+            engine = Engine(told, caller, client)
+            engine._flush = 100
+            assert engine._window() == most
+            assert engine.run() == "over"
+
+
+def test_after_deaths_the_window_is_small_and_opens_again(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", 20_000) as service:
+        told = duty(service, deaths=3)
+        caller = Caller(lambda row: {"y": 1}, RETRY_ON, Encoder(SCHEMA), told.run_id, 60.0)
+        with Client(told.address, "child") as client:
+            engine = Engine(told, caller, client)
+            assert engine._window() == 2
+            assert engine.run() == "over"
+            assert engine._window() > 100
+
+
+def test_an_orphan_ends_what_it_has_begun_and_begins_no_more(tmp_path: Path) -> None:
+    orphaned = threading.Event()
+    begun: list[int] = []
+
+    def fn(row: Any) -> Any:
+        begun.append(row.id)
+        orphaned.set()
+        return {"y": row.id}
+
+    with serving(tmp_path / "data", 1000) as service:
+        told = duty(service)
+        caller = Caller(fn, RETRY_ON, Encoder(SCHEMA), told.run_id, 60.0)
+        with Client(told.address, "child") as client:
+            assert Engine(told, caller, client, orphaned).run() == "stop"
+        succeeded = service.progress().ended[0]
+        assert 0 < succeeded < 1000
+        assert succeeded == len(begun), "what was called was told"

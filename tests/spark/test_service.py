@@ -16,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import pytest
 
+from holdfast import codec
 from holdfast.durable import lease as leases
 from holdfast.errors import Conflict, HoldfastError, IllegalTransition, Invalid
 from holdfast.ledger import runs
@@ -29,6 +30,7 @@ from holdfast.spark.keeper import Keeper
 from holdfast.spark.rows import stream_of
 from holdfast.spark.service import EXIT_FENCED, RunAtWork
 from holdfast.spark.sinks.parquet import read_parts
+from holdfast.store import open as open_store
 from tests.spark.service_rig import (
     Line,
     Serving,
@@ -896,3 +898,62 @@ def test_a_service_killed_about_a_commit_leaves_no_row_out_and_none_twice(
 
 
 __all__ = ["Broken", "Killing"]
+
+
+def test_a_name_that_leads_elsewhere_by_now_is_not_taken(tmp_path: Path) -> None:
+    """Two drivers looked, and there was no run; the slower one must not begin another."""
+    path = tmp_path / "data"
+    with serving(path, 5) as service:
+        first = service.run_id
+    with open_store(str(path)) as store, pytest.raises(Conflict, match="faster"):
+        Keeper(store, charge(str(path)))
+    with open_store(str(path)) as store:
+        found = store.read(runs.latest, "job")
+        assert found is not None
+        assert found.run_id == first
+
+
+def test_a_retry_that_dies_over_its_input_leaves_the_name_to_the_finished_run(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "data"
+    with serving(path, 5) as service:
+        work_all(service)
+        assert service.wait_over().status == "finished"
+        finished = service.record()
+    retry = msgspec.structs.replace(
+        finished, run_id="retry", status=runs.Status.INGESTING, retry_of=finished.run_id
+    )
+    made = msgspec.structs.replace(charge(str(path), record=retry, seen=finished.run_id), new=True)
+    with serving(path, made=made):
+        pass
+    another = msgspec.structs.replace(
+        charge(str(path), seen="retry"),
+        record=codec.pack(msgspec.structs.replace(retry, run_id="again")),
+    )
+    with serving(path, made=another) as service:
+        assert service.store.read(runs.get, "retry") is None, "what it took in makes room"
+        assert service.store.read(runs.get, finished.run_id) is not None
+
+
+def test_a_run_whose_rows_have_all_ended_is_not_cancelled(tmp_path: Path) -> None:
+    with serving(tmp_path / "data", 5) as service:
+        work_all(service)
+        service.keeper.ask(wire.Cancel())
+        assert service.wait_over().status == "finished"
+
+
+def test_a_service_that_was_stopped_beyond_its_lease_is_followed_by_another(
+    filled: Serving,
+) -> None:
+    pid = filled.keeper.pid
+    os.kill(pid, signal.SIGSTOP)
+    resource = runs.lease_resource("job")
+    while filled.store.transact(leases.mark_stale, resource) is False:
+        held = filled.store.read(leases.current, resource)
+        if held is not None and held.state is not leases.State.HELD:
+            break
+    os.kill(pid, signal.SIGCONT)
+    while filled.keeper.restarts == 0:
+        filled.keeper.ask(wire.Status())
+    assert filled.keeper.pid != pid
