@@ -362,17 +362,18 @@ class Office:
         until_ns = self.store.now_ns() + min(wait_ms, WAIT_MS_MAX) * 1_000_000
         while isinstance(answer, Wait):
             with self.desk.lock:
-                now_ns = self.store.now_ns()
-                # What is due already may still be waiting for the next tick.
-                due_ns = min(max(answer.until_ns or until_ns, now_ns + SPIN_NS), until_ns)
-                if now_ns < due_ns:
-                    self.desk.changed.wait((due_ns - now_ns) / 1e9)
-                if self.store.now_ns() >= until_ns:
-                    return answer
+                # Asked again before it waits: rows may have come free since it was told to wait.
                 answer, entries = self._claim(owner, claim)
                 ticket = self.desk.enqueue(entries) if entries else None
+                now_ns = self.store.now_ns()
+                if isinstance(answer, Wait) and now_ns < until_ns:
+                    # What is due already may still be waiting for the next tick.
+                    due_ns = min(max(answer.until_ns or until_ns, now_ns + SPIN_NS), until_ns)
+                    self.desk.changed.wait((due_ns - now_ns) / 1e9)
             if ticket is not None:
                 ticket.wait()
+            if now_ns >= until_ns:
+                break
         return answer
 
     def _stepped(
