@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import commits, history, ledger, memory, queues, table, waiting
+from bench import commits, effects, history, ledger, memory, queues, table, timers, waiting
 from bench.place import ROOT, Place, new_directory
 from bench.record import Record
 
@@ -34,11 +34,18 @@ METRICS: dict[str, Callable[[Place], Record]] = {
         ledger.ledger_moves,
         ledger.ledger_records,
         ledger.ledger_logged,
+        effects.effect_chains,
+        effects.effect_latency,
+        effects.runtime_targets,
+        effects.effect_fairness,
+        effects.effect_backlog,
+        timers.timer_lateness,
+        timers.pending_timers,
         memory.memory,
     )
 }
-# Building its store takes longer than all the others together.
-LONG = {"memory"}
+# Building its store, or waiting for what is due, takes longer than most others together.
+LONG = {"memory", "effect_fairness", "effect_backlog", "timer_lateness", "pending_timers"}
 LONG_BUDGET_S = 300.0
 # A second a slice needs about this budget; others are in proportion, between these bounds.
 USUAL_BUDGET_S = 120.0

@@ -28,6 +28,20 @@ class Sizes:
     journal_callers: int = 4
     ledger_rows: int = 10_000_000
     ledger_logged_rows: int = 2_000_000
+    chains_at_once: int = 64
+    steps: int = 250
+    effects_small: int = 1_000
+    effects_large: int = 200_000
+    flood: int = 100_000
+    singles: int = 20
+    timers: int = 2_000
+    timers_spread_s: float = 10.0
+    # All of them are set before the first is due.
+    timers_lead_s: float = 4.0
+    pending_small: int = 1_000
+    pending_large: int = 1_000_000
+    due_batch: int = 500
+    due_batches: int = 10
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from bench.memory import rss_anon
 from bench.peers.holdfast_turn import spawn
 from bench.peers.process import Load
-from bench.peers.workload import percentile
+from bench.peers.suite import percentile
 from bench.place import Place, writer_pid
 from bench.record import Record, Sample, Target, gather
 from bench.workers import cpu_ns

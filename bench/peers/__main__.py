@@ -11,18 +11,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from bench import history as saved
 from bench import table as house
-from bench import worlds
 from bench.peers import history, report, table, turns
-from bench.peers.dbos_turn import Dbos
-from bench.peers.holdfast_turn import Holdfast
-from bench.peers.restate_turn import Restate
-from bench.peers.workload import PARTS
+from bench.peers.effect_turns import LAYOUTS, HoldfastEffects
+from bench.peers.suite import Suite
+from bench.peers.suites import SUITES, WORLDS
 from bench.place import ROOT, Place, new_directory
 from bench.record import Record
 
-SYSTEMS = {"holdfast": Holdfast, "restate": Restate, "dbos": Dbos}
-NAMES = (*PARTS, *worlds.METRICS)
 USUAL_BUDGET_S = 900.0
 # Of the budget; the rest is for the measures of ours alone.
 COMPARED_SHARE = 0.6
@@ -33,9 +30,10 @@ def main(argv: list[str] | None = None) -> int:
     # Ended by a signal, it still ends what it started and removes what it made.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     began, load_before = time.monotonic(), os.getloadavg()[0]
-    wanted = args.only or NAMES
-    compared, records = _compare(args, [name for name in wanted if name in PARTS])
-    alone = _alone(args, [name for name in wanted if name in worlds.METRICS], began)
+    suite: Suite = args.suite
+    wanted = args.only or suite.names
+    compared, records = _compare(args, [name for name in wanted if name in suite.parts])
+    alone = _alone(args, [name for name in wanted if name in suite.alone], began)
     documents = [record.document() for record in (*records, *alone)]
     run = history.entry(
         compared,
@@ -44,37 +42,39 @@ def main(argv: list[str] | None = None) -> int:
         load_before=load_before,
         note=args.note,
     )
-    print(_text(run) + f"\n\n{time.monotonic() - began:.0f} s")
+    print(_text(suite, run) + f"\n\n{time.monotonic() - began:.0f} s")
     if args.json:
         args.json.write_text(json.dumps(run, indent=1, ensure_ascii=False) + "\n", "utf-8")
     if args.save:
-        history.save(run)
-        report.write(run)
+        saved.save(run, suite.history)
+        report.write(suite, run, suite.page)
     return 0
 
 
 def _compare(args: argparse.Namespace, parts: list[str]) -> tuple[dict[str, Any], list[Record]]:
     if not parts:
         return {"runs": 0, "measures": {}, "ratios": {}, "settings": {}, "absent": {}}, []
-    makers = {name: SYSTEMS[name] for name in args.systems}
-    systems, absent = turns.prepare(makers)
-    share = len(parts) / len(PARTS)
+    suite: Suite = args.suite
+    HoldfastEffects.layout = args.layout
+    chosen = args.systems or list(suite.systems)
+    systems, absent = turns.prepare({name: suite.systems[name] for name in chosen})
+    share = len(parts) / len(suite.parts)
     amount_of = turns.amounts(
-        systems, runs=args.runs, budget_s=COMPARED_SHARE * args.budget_s / share
+        suite, systems, runs=args.runs, budget_s=COMPARED_SHARE * args.budget_s / share
     )
     settings = {
-        system.name: {**system.settings(), "messages": turns.counts(amount_of[system.name])}
+        system.name: {**system.settings(), "messages": str(amount_of[system.name])}
         for system in systems
     }
     print(json.dumps(settings, indent=1, ensure_ascii=False), flush=True)
     samples, failed = turns.take(systems, amount_of, parts, runs=args.runs, parent=args.dir)
     compared = {
         "runs": args.runs,
-        **table.document(samples),
+        **table.document(suite, samples),
         "settings": settings,
         "absent": {**absent, **failed},
     }
-    return compared, table.records(samples)
+    return compared, table.records(suite, samples)
 
 
 def _alone(args: argparse.Namespace, names: list[str], began: float) -> list[Record]:
@@ -85,15 +85,15 @@ def _alone(args: argparse.Namespace, names: list[str], began: float) -> list[Rec
             continue
         with new_directory(args.dir) as directory:
             place = Place(directory, repeats=min(args.runs, 3))
-            records.append(worlds.METRICS[name](place))
+            records.append(args.suite.alone[name](place))
         print(json.dumps(records[-1].document(), ensure_ascii=False), flush=True)
     return records
 
 
-def _text(run: dict[str, Any]) -> str:
+def _text(suite: Suite, run: dict[str, Any]) -> str:
     compared, parts = run["compared"], []
     if compared["measures"]:
-        parts.append(table.text([table.HEADER, *table.lines(compared)]))
+        parts.append(table.text([table.HEADER, *table.lines(suite, compared)]))
     parts += [f"{name}: not measured: {why}" for name, why in compared["absent"].items()]
     if run["metrics"]:
         parts.append(house.text(run["metrics"]))
@@ -102,15 +102,21 @@ def _text(run: dict[str, Any]) -> str:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.peers", description="Measure worlds beside Restate and DBOS."
+        prog="python -m bench.peers", description="Measure beside Restate and DBOS."
+    )
+    parser.add_argument(
+        "--suite", choices=SUITES, default=WORLDS.name, help="worlds, or effects and timers"
     )
     parser.add_argument("--runs", type=int, default=5, help="how often every system takes a turn")
     parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")
-    parser.add_argument("--only", type=_names(NAMES), metavar="NAME,…", help=", ".join(NAMES))
+    parser.add_argument("--only", type=_split, metavar="NAME,…", help="parts, and metrics of ours")
+    parser.add_argument("--systems", type=_split, metavar="NAME,…", help="else all of them")
     parser.add_argument(
-        "--systems", type=_names(tuple(SYSTEMS)), default=list(SYSTEMS), metavar="NAME,…",
-        help=f"of {', '.join(SYSTEMS)}",
-    )  # fmt: skip
+        "--layout",
+        choices=LAYOUTS,
+        default=HoldfastEffects.layout,
+        help="of our roles, for effects",
+    )
     parser.add_argument("--note", default="", help="what a reader should know about this run")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the whole run there")
     parser.add_argument(
@@ -119,17 +125,16 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dir", type=Path, default=ROOT / "build", help="measure in a new directory there (build)"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    args.suite = suite = SUITES[args.suite]
+    for given, known in ((args.only, suite.names), (args.systems, suite.systems)):
+        if unknown := [name for name in given or () if name not in known]:
+            parser.error(f"no such name: {', '.join(unknown)}; there are {', '.join(known)}")
+    return args
 
 
-def _names(known: tuple[str, ...]) -> Any:
-    def parse(text: str) -> list[str]:
-        names = text.split(",")
-        if unknown := [name for name in names if name not in known]:
-            raise argparse.ArgumentTypeError(f"no such name: {', '.join(unknown)}")
-        return names
-
-    return parse
+def _split(text: str) -> list[str]:
+    return text.split(",")
 
 
 if __name__ == "__main__":

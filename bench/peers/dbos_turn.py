@@ -6,10 +6,12 @@ import contextlib
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.peers import install
 from bench.peers.process import Load
-from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount, percentile
+from bench.peers.suite import percentile
+from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount
 
 SCRIPT = Path(__file__).with_name("dbos_load.py")
 
@@ -31,6 +33,12 @@ class Dbos:
         return {
             "version": f"{install.version(self._python, 'dbos')}, PostgreSQL {version}",
             "durability": ", ".join(f"{name} {value}" for name, value in found.items()),
+            **self.ways(),
+        }
+
+    def ways(self) -> dict[str, str]:
+        """How the parts of the workload are done."""
+        return {
             "handler": "a workflow, one step a message; queues polled every 20 ms (default 1 s)",
             "batch": f"send_bulk of {BATCH} messages to {KEYS} workflows",
             "senders": f"{SENDERS} threads enqueue, a partition a key, one at a time in each",
@@ -38,11 +46,18 @@ class Dbos:
         }
 
     @contextlib.contextmanager
-    def turn(self, directory: Path) -> Iterator[Turn]:
+    def turn(self, directory: Path) -> Iterator[Any]:
+        with (
+            self.database(directory) as url,
+            self._load("worker", url),
+            self._load("client", url) as client,
+        ):
+            yield Turn(client)
+
+    @contextlib.contextmanager
+    def database(self, directory: Path) -> Iterator[str]:
         with self._load("postgres", str(directory / "pg")) as postgres:
-            url = postgres.ask("url")["url"]
-            with self._load("worker", url), self._load("client", url) as client:
-                yield Turn(client)
+            yield postgres.ask("url")["url"]
 
     def _load(self, role: str, argument: str) -> Load:
         return Load([self._python, SCRIPT, role, argument])

@@ -1,13 +1,10 @@
-"""The saved runs: `bench/peers/history.json`, oldest first, in the form of `bench.history`."""
+"""A run of a suite as it is saved, in the form of `bench.history` and more."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from bench import history
-
-FILE = Path(__file__).with_name("history.json")
 
 
 def entry(
@@ -20,11 +17,3 @@ def entry(
 ) -> dict[str, Any]:
     run = history.entry(documents, budget_s=budget_s, load_before=load_before)
     return {**run, "note": note, "compared": compared}
-
-
-def load() -> list[dict[str, Any]]:
-    return history.load(FILE)
-
-
-def save(run: dict[str, Any]) -> None:
-    history.save(run, FILE)

@@ -12,7 +12,8 @@ from typing import Any
 import lmdb
 
 from bench.peers.process import Load
-from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount, percentile
+from bench.peers.suite import percentile
+from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount
 from bench.place import Place
 from holdfast import __version__
 

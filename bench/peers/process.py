@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from bench.place import ROOT
 
@@ -38,20 +38,23 @@ class Process:
         env: Mapping[str, str] | None = None,
         cwd: Path = ROOT,
         talks: bool = False,
+        hears: bool | None = None,
     ) -> None:
+        """What `talks` is read from; it `hears`, too, unless said otherwise."""
+        hears = talks if hears is None else hears
         self.name = Path(argv[1] if len(argv) > 1 else argv[0]).name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(part) for part in argv],
-            stdin=subprocess.PIPE if talks else subprocess.DEVNULL,
+            stdin=subprocess.PIPE if hears else subprocess.DEVNULL,
             stdout=subprocess.PIPE if talks else self._errors,
             stderr=self._errors,
             text=True,
             cwd=cwd,
             env={**os.environ, **(env or {})},
             start_new_session=True,
-            # What talks sees its input end; what does not is told when its parent dies.
-            preexec_fn=None if talks else _end_with_parent,
+            # What hears sees its input end; what does not is told when its parent dies.
+            preexec_fn=None if hears else _end_with_parent,
         )
         self.pid = self._process.pid
 
@@ -83,7 +86,16 @@ class Process:
             self._process.stdout.close()
         self._errors.close()
 
-    def __enter__(self) -> Process:
+    def line(self) -> str:
+        """What it says next."""
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if not line:
+            code = self._process.wait()
+            raise ProcessFailed(f"{self.name} ended with code {code}: {self.errors()}")
+        return line.strip()
+
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -100,7 +112,7 @@ class Load(Process):
     def __init__(self, argv: Sequence[str | Path], **options: Any) -> None:
         super().__init__(argv, talks=True, **options)
         try:
-            if (line := self._line()) != "ready":
+            if (line := self.line()) != "ready":
                 raise ProcessFailed(f"{self.name} said {line!r} instead of ready")
         except BaseException:
             self.close(0)
@@ -116,18 +128,35 @@ class Load(Process):
         self._process.stdin.flush()
 
     def end(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self._line())
+        answer: dict[str, Any] = json.loads(self.line())
         if "error" in answer:
             raise ProcessFailed(f"{self.name}: {answer['error']}")
         return answer
 
-    def _line(self) -> str:
-        assert self._process.stdout
-        line = self._process.stdout.readline()
-        if not line:
-            code = self._process.wait()
-            raise ProcessFailed(f"{self.name} ended with code {code}: {self.errors()}")
-        return line.strip()
+
+class Up(Process):
+    """Roles of an application, as users run them: `holdfast up MODULE:APP`, ready when it says so."""
+
+    def __init__(self, app: str, store: Path, *roles: str, worker: str) -> None:
+        chosen = [part for role in roles for part in ("--role", role)]
+        argv = [sys.executable, "-m", "holdfast.cli", "up", app, "--store", str(store)]
+        super().__init__([*argv, "--worker", worker, *chosen], talks=True, hears=False)
+        self.name = f"holdfast up {' '.join(roles)}".strip()
+        try:
+            if not (line := self.line()).startswith("ready"):
+                raise ProcessFailed(f"{self.name} said {line!r} instead of ready")
+        except BaseException:
+            self.close(0)
+            raise
+
+    def require_running(self) -> None:
+        """A role that died would otherwise be seen as a slow one."""
+        if not self.running:
+            raise ProcessFailed(f"{self.name} ended: {self.errors()}")
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """As it is: giving thousands of worlds back is not what is measured."""
+        super().close(grace_s)
 
 
 def _end_with_parent() -> None:

@@ -48,12 +48,11 @@ async def out(ctx: restate.Context, keys: list[str]) -> int:
 app = restate.app(services=[counter, fan])
 
 
-def main() -> None:
-    port, workers = sys.argv[1:]
+def serve_app(path: str, port: int, workers: int) -> None:
     config = Config()
-    config.application_path = f"{__file__}:app"
+    config.application_path = path
     config.bind = [f"127.0.0.1:{port}"]
-    config.workers = int(workers)
+    config.workers = workers
     config.accesslog = None
     config.errorlog = None
     # By default hypercorn hangs up after 1,000 requests: Restate then retries half a second later.
@@ -64,4 +63,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve_app(f"{__file__}:app", int(sys.argv[1]), int(sys.argv[2]))

@@ -16,7 +16,8 @@ from typing import Any
 
 from bench.peers import install
 from bench.peers.process import Load, Process, ProcessFailed, free_port
-from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount, percentile
+from bench.peers.suite import percentile
+from bench.peers.workload import BATCH, KEYS, LATENCY_PER_S, SENDERS, Amount
 
 HERE = Path(__file__).parent
 START_S = 60.0
@@ -26,6 +27,8 @@ SHOWN = ("rocksdb-disable-wal = ", "rocksdb-disable-wal-fsync", "default-num-par
 class Restate:
     name = "restate"
     amount = Amount(hot=2000)
+    service = "restate_service.py"
+    load = "restate_load.py"
 
     def __init__(self) -> None:
         self._python = install.interpreter()
@@ -45,6 +48,12 @@ class Restate:
             "version": f"server {install.RESTATE_VERSION}, {install.version(self._python, 'restate-sdk')}, "
             f"{install.version(self._python, 'hypercorn')}",
             "durability": f"as shipped: {', '.join(shown)}",
+            **self.ways(),
+        }
+
+    def ways(self) -> dict[str, str]:
+        """How the parts of the workload are done."""
+        return {
             "handler": f"virtual object over HTTP/2, {self._services} hypercorn processes",
             "batch": f"one invocation sends {BATCH} messages on, {KEYS} objects",
             "senders": f"{SENDERS} connections (asyncio), one-way sends to the HTTP ingress",
@@ -52,7 +61,13 @@ class Restate:
         }
 
     @contextlib.contextmanager
-    def turn(self, directory: Path) -> Iterator[Turn]:
+    def turn(self, directory: Path) -> Iterator[Any]:
+        with self.running(directory) as load:
+            yield Turn(load)
+
+    @contextlib.contextmanager
+    def running(self, directory: Path, *arguments: str) -> Iterator[Load]:
+        """Server, service and the client's process; `arguments` are for service and client."""
         node, ingress, admin, service = (free_port() for _ in range(4))
         base = directory / "restate"
         base.mkdir()
@@ -64,7 +79,7 @@ class Restate:
             "RESTATE_INGRESS__BIND_ADDRESS": f"127.0.0.1:{ingress}",
             "RESTATE_ADMIN__BIND_ADDRESS": f"127.0.0.1:{admin}",
         }
-        serve = [self._python, HERE / "restate_service.py", str(service), str(self._services)]
+        serve = [self._python, HERE / self.service, str(service), str(self._services), *arguments]
         server = [self._server, "--no-logo", "--node-name", "bench", "--base-dir", base]
         with Process(serve), Process(server, env=env, cwd=base) as node_process:
             try:
@@ -73,8 +88,9 @@ class Restate:
                 _register(admin, service)
             except ProcessFailed as error:
                 raise ProcessFailed(f"{error}: {node_process.errors()}") from None
-            with Load([self._python, HERE / "restate_load.py", str(ingress)]) as load:
-                yield Turn(load)
+            client = [self._python, HERE / self.load, str(ingress), *arguments]
+            with Load(client) as load:
+                yield load
 
 
 class Turn:

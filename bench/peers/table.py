@@ -1,25 +1,25 @@
-"""A run as a table: one line a measure, each system's median and spread, ours as a ratio to Restate."""
+"""A run as a table: one line a measure, each system's median and spread, ours as a ratio to each peer."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from bench.peers.workload import GOALS, MEASURES, WHAT, Goal
+from bench.peers.suite import Suite
 from bench.record import Record, Spread, Target
 
 OURS = "holdfast"
 SYSTEMS = (OURS, "restate", "dbos")
 HEADER = ("measure", "unit", *SYSTEMS, "ours / Restate's", "ours / DBOS's", "goal", "met")
 Samples = dict[str, dict[str, list[float]]]
-EXTRA = {"ask_p95": "ms", "raw": "fdatasync/s"}
 
 
-def document(samples: Samples) -> dict[str, Any]:
+def document(suite: Suite, samples: Samples) -> dict[str, Any]:
     """Median, least and greatest of each measure by system, and of our ratios to each peer.
 
-    A ratio is taken within a run, where both had much the same machine.
+    A ratio is taken within a run, where both had much the same machine. `best` is whichever peer did
+    best in that run.
     """
-    units = {**MEASURES, **EXTRA}
+    units = suite.units
     measures = {
         name: {
             measure: Spread(units[measure], tuple(found[measure])).document()
@@ -28,8 +28,8 @@ def document(samples: Samples) -> dict[str, Any]:
         }
         for name, found in samples.items()
     }
-    pairs = {measure: (measure, measure) for measure in MEASURES}
-    pairs |= {_key(goal): (goal.ours, goal.restate) for goal in GOALS}
+    pairs = {measure: (measure, measure) for measure in suite.measures}
+    pairs |= {goal.key: (goal.ours, goal.theirs) for goal in suite.goals}
     ratios = {
         peer: {
             key: Spread("×", values).document()
@@ -39,14 +39,19 @@ def document(samples: Samples) -> dict[str, Any]:
         for peer in samples
         if peer != OURS
     }
+    ratios["best"] = {
+        goal.key: Spread("×", values).document()
+        for goal in suite.goals
+        if goal.best and (values := _ratios(samples, goal.ours, "best", goal.theirs))
+    }
     return {"measures": measures, "ratios": ratios}
 
 
-def lines(compared: dict[str, Any]) -> list[tuple[str, ...]]:
+def lines(suite: Suite, compared: dict[str, Any]) -> list[tuple[str, ...]]:
     measures = compared["measures"]
     return [
-        _line(measures, compared["ratios"], measure, unit)
-        for measure, unit in {**MEASURES, **EXTRA}.items()
+        _line(suite, measures, compared["ratios"], measure, unit)
+        for measure, unit in suite.units.items()
         if any(measure in found for found in measures.values())
     ]
 
@@ -59,36 +64,43 @@ def text(rows: list[tuple[str, ...]]) -> str:
     )
 
 
-def records(samples: Samples) -> list[Record]:
-    """Ours beside Restate, in the form that all metrics of the house have."""
+def records(suite: Suite, samples: Samples) -> list[Record]:
+    """Ours beside a peer, in the form that all metrics of the house have."""
     found = []
-    for goal in GOALS:
+    for goal in suite.goals:
         ours = samples.get(OURS, {}).get(goal.ours)
-        ratios = _ratios(samples, goal.ours, "restate", goal.restate)
+        ratios = _ratios(samples, goal.ours, goal.peer, goal.theirs)
         if not ours:
             continue
-        measures = {goal.ours: Spread(MEASURES[goal.ours], tuple(ours))}
+        measures = {goal.ours: Spread(suite.measures[goal.ours], tuple(ours))}
         targets: tuple[Target, ...] = ()
         if ratios:
-            measures["to_restate"] = Spread("×", ratios)
-            targets = (Target("to_restate", at_least=goal.at_least, below=goal.below),)
-        what = f"{WHAT[goal.ours]}, against Restate's {goal.restate}"
-        found.append(Record(f"worlds_{goal.ours}", what, measures, targets))
+            judged = f"to_{goal.peer}"
+            measures[judged] = Spread("×", ratios)
+            targets = (Target(judged, at_least=goal.at_least, below=goal.below),)
+        whose = "that of the best peer" if goal.best else f"Restate's {goal.theirs}"
+        what = f"{suite.what[goal.ours]}, against {whose}"
+        found.append(Record(f"{suite.name}_{goal.ours}", what, measures, targets))
     return found
 
 
 def _ratios(samples: Samples, ours: str, peer: str, theirs: str) -> tuple[float, ...]:
-    mine, other = samples.get(OURS, {}).get(ours, []), samples.get(peer, {}).get(theirs, [])
-    return tuple(a / b for a, b in zip(mine, other, strict=False))
+    mine = samples.get(OURS, {}).get(ours, [])
+    if peer != "best":
+        other = samples.get(peer, {}).get(theirs, [])
+        return tuple(a / b for a, b in zip(mine, other, strict=False))
+    others = [found[theirs] for name, found in samples.items() if name != OURS and theirs in found]
+    # Best is least: it is asked for where less is better.
+    return tuple(a / min(run) for a, *run in zip(mine, *others, strict=False)) if others else ()
 
 
-def _line(measures: Any, ratios: Any, measure: str, unit: str) -> tuple[str, ...]:
-    goal = next((goal for goal in GOALS if goal.ours == measure), None)
+def _line(suite: Suite, measures: Any, ratios: Any, measure: str, unit: str) -> tuple[str, ...]:
+    goal = next((goal for goal in suite.goals if goal.ours == measure), None)
     to_restate = ratios.get("restate", {})
-    judged = to_restate.get(_key(goal)) if goal else None
+    judged = ratios.get(goal.peer, {}).get(goal.key) if goal else None
     shown = _times(to_restate.get(measure))
-    if goal and judged and goal.ours != goal.restate:
-        shown += f"; {_times(judged)} of its {goal.restate}"
+    if goal and judged and goal.ours != goal.theirs:
+        shown += f"; {_times(judged)} of its {goal.theirs}"
     return (
         measure,
         unit,
@@ -98,10 +110,6 @@ def _line(measures: Any, ratios: Any, measure: str, unit: str) -> tuple[str, ...
         str(goal) if goal else "",
         "" if not goal or not judged else "yes" if goal.met(judged["median"]) else "NO",
     )
-
-
-def _key(goal: Goal) -> str:
-    return goal.ours if goal.ours == goal.restate else f"{goal.ours}/{goal.restate}"
 
 
 def _figure(found: dict[str, Any] | None) -> str:

@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from bench.peers.install import CannotInstall
 from bench.peers.process import ProcessFailed
+from bench.peers.suite import Suite, System
 from bench.peers.table import Samples
-from bench.peers.workload import KEYS, PARTS, Amount, System
 from bench.place import new_directory
 from bench.raw import raw_per_s
 
 RAW_S = 0.5
-# What the usual amounts need on a quiet machine with two cores.
-USUAL_RUN_S = 75.0
 
 
-def prepare(makers: dict[str, Callable[[], System]]) -> tuple[list[System], dict[str, str]]:
+def prepare(makers: Mapping[str, Callable[[], System]]) -> tuple[list[System], dict[str, str]]:
     """Those that could be installed, and why the others could not."""
     systems, absent = [], {}
     for name, make in makers.items():
@@ -33,14 +31,16 @@ def prepare(makers: dict[str, Callable[[], System]]) -> tuple[list[System], dict
     return systems, absent
 
 
-def amounts(systems: Sequence[System], *, runs: int, budget_s: float) -> dict[str, Amount]:
-    share = budget_s / (runs * USUAL_RUN_S)
+def amounts(
+    suite: Suite, systems: Sequence[System], *, runs: int, budget_s: float
+) -> dict[str, Any]:
+    share = budget_s / (runs * suite.usual_run_s)
     return {system.name: system.amount.scaled(share) for system in systems}
 
 
 def take(
     systems: Sequence[System],
-    amount_of: dict[str, Amount],
+    amount_of: dict[str, Any],
     parts: Sequence[str],
     *,
     runs: int,
@@ -69,15 +69,10 @@ def take(
     return samples, failed
 
 
-def counts(amount: Amount) -> str:
-    return f"{KEYS} × {amount.per_key}, hot {amount.hot}, latency {amount.latency}"
-
-
-def _turn(system: System, directory: Path, amount: Amount, parts: Sequence[str]) -> dict[str, Any]:
+def _turn(system: System, directory: Path, amount: Any, parts: Sequence[str]) -> dict[str, Any]:
     found: dict[str, float] = {}
     with system.turn(directory) as turn:
         for part in parts:
-            assert part in PARTS
             found.update(getattr(turn, part)(amount))
     if ways := [found[way] for way in ("batch", "senders") if way in found]:
         found["total"] = max(ways)

@@ -13,10 +13,9 @@ A slow system gets fewer messages: rates are steady, and a run must end. The tab
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Protocol
+
+from bench.peers.suite import Goal
 
 KEYS = 100
 BATCH = 1000
@@ -31,6 +30,7 @@ MEASURES = {
     "p50": "ms",
     "p95": "ms",
 }
+EXTRA = {"ask_p95": "ms", "raw": "fdatasync/s"}
 WHAT = {
     "batch": f"messages to {KEYS} worlds in batches of {BATCH:,}, until journaled",
     "senders": f"messages to {KEYS} worlds by {SENDERS} callers, until journaled",
@@ -59,27 +59,8 @@ class Amount:
             latency=max(int(self.latency * by), 50),
         )
 
-
-@dataclass(frozen=True)
-class Goal:
-    """Ours against a measure of Restate's: at least so many times it, or below so many times."""
-
-    ours: str
-    restate: str
-    at_least: float | None = None
-    below: float | None = None
-
-    def met(self, ratio: float) -> bool:
-        if self.at_least is not None:
-            return ratio >= self.at_least
-        assert self.below is not None
-        return ratio < self.below
-
     def __str__(self) -> str:
-        whose = "" if self.ours == self.restate else f" of its {self.restate}"
-        if self.at_least is not None:
-            return f"≥ {self.at_least:g} ×{whose}"
-        return f"< {self.below:g} ×{whose}"
+        return f"{KEYS} × {self.per_key}, hot {self.hot}, latency {self.latency}"
 
 
 GOALS = (
@@ -88,25 +69,3 @@ GOALS = (
     Goal("hot", "total", at_least=5),
     Goal("p95", "p95", below=1),
 )
-
-
-class System(Protocol):
-    """One of those compared. `turn` starts it afresh; the parts of the workload run on that."""
-
-    name: str
-    amount: Amount
-
-    def settings(self) -> dict[str, str]: ...
-    def turn(self, directory: Path) -> AbstractContextManager[Turn]: ...
-
-
-class Turn(Protocol):
-    def batch(self, amount: Amount) -> dict[str, float]: ...
-    def senders(self, amount: Amount) -> dict[str, float]: ...
-    def hot(self, amount: Amount) -> dict[str, float]: ...
-    def latency(self, amount: Amount) -> dict[str, float]: ...
-
-
-def percentile(values: list[float], share: float) -> float:
-    ordered = sorted(values)
-    return ordered[min(int(len(ordered) * share), len(ordered) - 1)]

@@ -17,19 +17,24 @@ if TYPE_CHECKING:
     from holdfast.app.declare import Costed as Costed
     from holdfast.app.declare import Effect as Effect
     from holdfast.app.declare import Event as Event
+    from holdfast.app.declare import Inbox as Inbox
+    from holdfast.app.declare import Mail as Mail
     from holdfast.app.declare import Receipt as Receipt
     from holdfast.app.declare import Upcast as Upcast
     from holdfast.app.declare import World as World
     from holdfast.app.declare import effect as effect
+    from holdfast.app.declare import inbox as inbox
     from holdfast.app.declare import on as on
-    from holdfast.app.declare import sent as sent
     from holdfast.app.declare import upcast as upcast
     from holdfast.app.handle import WorldHandle as WorldHandle
     from holdfast.app.runtime import Runtime as Runtime
     from holdfast.app.shipped import email as email
+    from holdfast.app.shipped import fabric as fabric
     from holdfast.app.shipped import http as http
     from holdfast.app.shipped import llm as llm
+    from holdfast.app.shipped.fabric import sent as sent
     from holdfast.app.simulate import simulate as simulate
+    from holdfast.runner.faults import Refused as Refused
     from holdfast.world.context import Context as Context
 
 _HOMES = {
@@ -39,17 +44,22 @@ _HOMES = {
     "Context": "holdfast.world.context",
     "Effect": "holdfast.app.declare",
     "Event": "holdfast.app.declare",
+    "Inbox": "holdfast.app.declare",
+    "Mail": "holdfast.app.declare",
     "Receipt": "holdfast.app.declare",
+    "Refused": "holdfast.runner.faults",
     "Runtime": "holdfast.app.runtime",
     "Upcast": "holdfast.app.declare",
     "World": "holdfast.app.declare",
     "WorldHandle": "holdfast.app.handle",
     "effect": "holdfast.app.declare",
     "email": "holdfast.app.shipped.email",
+    "fabric": "holdfast.app.shipped.fabric",
     "http": "holdfast.app.shipped.http",
+    "inbox": "holdfast.app.declare",
     "llm": "holdfast.app.shipped.llm",
     "on": "holdfast.app.declare",
-    "sent": "holdfast.app.declare",
+    "sent": "holdfast.app.shipped.fabric",
     "simulate": "holdfast.app.simulate",
     "upcast": "holdfast.app.declare",
 }

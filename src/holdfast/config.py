@@ -28,8 +28,14 @@ ERROR_TEXT_CHARS_MAX = 4000
 EMISSIONS_MAX = 10_000
 # One event, the parameters of one effect, one reply: a journal entry holds two of them and more.
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+# What a message between worlds may hold besides its body.
+HEADERS_BYTES_MAX = 16 * 1024
+MESSAGE_ID_BYTES_MAX = 64
 # A cycle that has journaled and emitted this much ends, so that it fits into a commit.
 CYCLE_BYTES_MAX = 16 * 1024 * 1024
+# Cycles of several worlds in one call to the writer, by number and by bytes.
+CYCLES_MAX = 64
+CYCLES_BYTES_MAX = 4 * 1024 * 1024
 # Names that other names are made of: of queues, of subjects.
 UNIVERSE_BYTES_MAX = 100
 EFFECT_KIND_BYTES_MAX = 80
@@ -91,3 +97,7 @@ class WriterLimits:
     backlog_bytes: int = 256 * 1024 * 1024
     # Dead readers pin old pages: they are looked for this often.
     reader_check_s: float = 1.0
+
+# What an item keeps of its attempts: the last ones, and of each the beginning of its error.
+TRIED_KEPT = 10
+TRIED_ERROR_CHARS_MAX = 200

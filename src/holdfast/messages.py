@@ -1,6 +1,6 @@
 """What crosses a world's border: ingress comes in, intents go out, receipts tell how they ended.
 
-    Ingress    one thing that a world reacts to: an event, a receipt, a fired timer, fabric mail
+    Ingress    one thing that a world reacts to: an event, a receipt, a fired timer, mail
     Intent     one thing that a world wants: an effect, a timer, a message to another world
     Receipt    how an intent ended: ok, error or timeout; exactly one for each
 
@@ -12,17 +12,24 @@ kept beside it, so that the same key with other parameters is noticed as `KeyCon
 from __future__ import annotations
 
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from holdfast import codec
 from holdfast.codec import Record
+from holdfast.durable.item import Tried
 
 TIMER_SET = "timer.set"
 TIMER_CANCEL = "timer.cancel"
 FABRIC_SEND = "fabric.send"
 EFFECT_CANCEL = "effect.cancel"
+# The schemas of its parameters and of its receipt, as document 004 names them.
+FABRIC_PARAMS = "sys/FabricSendParams@1"
+FABRIC_RECEIPT = "sys/FabricSendReceipt@1"
+TYPED_EVENT: Literal["typed_event"] = "typed_event"
+INBOX: Literal["inbox"] = "inbox"
+Mode = Literal["typed_event", "inbox"]
 # Kinds that the runtime handles itself.
 RESERVED = frozenset({TIMER_SET, TIMER_CANCEL, FABRIC_SEND, EFFECT_CANCEL})
 
@@ -33,7 +40,9 @@ class Kind(Enum):
     EVENT = "event"
     RECEIPT = "receipt"
     TIMER = "timer"
+    # Mail of another world: an event, or whatever was put into a named inbox.
     FABRIC = "fabric"
+    INBOX = "inbox"
 
 
 class Status(Enum):
@@ -46,7 +55,7 @@ class Ingress(Record, frozen=True):
     """Canonical bytes of one input, as they are journaled."""
 
     kind: Kind
-    # The event's type, or the effect's kind for a receipt.
+    # The event's type, the effect's kind for a receipt, the inbox for mail to one.
     type: str
     value: bytes
     event_hash: bytes
@@ -56,6 +65,9 @@ class Ingress(Record, frozen=True):
     from_world: str | None = None
     from_height: int | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
+    # Of mail: the universe it came from, if not ours; its id, if not the intent's hash.
+    from_universe: str | None = None
+    message_id: bytes | None = None
 
 
 class Intent(Record, frozen=True):
@@ -109,6 +121,8 @@ class Receipt(Record, frozen=True):
     tag: str = ""
     cost: float = 0.0
     redrive_of: bytes | None = None
+    # The attempts that came to nothing, if there were any.
+    tried: tuple[Tried, ...] = ()
 
 
 class TimerSet(Record, frozen=True):
@@ -125,27 +139,58 @@ class TimerSet(Record, frozen=True):
     missed: str = "one"
 
 
-class FabricSend(Record, frozen=True):
-    """Parameters of `fabric.send`, as `sys/FabricSendParams@1` has them."""
+class WorldName(Record, frozen=True):
+    """A world as people call it, where the document has only ids."""
 
-    dest_type: str
-    dest_name: str
-    schema: str
-    value: bytes
+    type: str
+    name: str
+
+
+class FabricSendParams(Record, frozen=True, kw_only=True):
+    """Parameters of `fabric.send`: `sys/FabricSendParams@1`, and an id for the message."""
+
+    # None: the sender's.
     dest_universe: str | None = None
-    mode: str = "typed_event"
+    # By its id it must be there; by its name it is made if it is not.
+    dest_world: str | WorldName
+    mode: Mode = TYPED_EVENT
+    # A typed event: the name of its type, and its bytes.
+    schema: str | None = None
+    value_cbor: bytes | None = None
+    # Mail to a named inbox: the name, and any bytes of ours (`codec`).
     inbox: str | None = None
+    payload_cbor: bytes | None = None
     headers: dict[str, str] = msgspec.field(default_factory=dict)
     correlation_id: str | None = None
+    # Instead of the intent's hash: sent again under the same id, it arrives once.
+    message_id: bytes | None = None
+
+    def body(self) -> tuple[str, bytes]:
+        """What it is called and what it says, in either mode."""
+        if self.mode == INBOX:
+            return self.inbox or "", self.payload_cbor or b""
+        return self.schema or "", self.value_cbor or b""
+
+    def meaning(self) -> bytes:
+        """What its id stands for: sent again under the same id, it must be the same."""
+        name, value = self.body()
+        return codec.digest(self.mode.encode(), name.encode(), value)
 
 
-class FabricReceipt(Record, frozen=True):
-    """The value of a receipt for `fabric.send`, as `sys/FabricSendReceipt@1` has it."""
+class FabricSendReceipt(Record, frozen=True):
+    """The value of a receipt for `fabric.send`: `sys/FabricSendReceipt@1`."""
 
-    status: str
+    status: Literal["ok", "already_enqueued", "error"]
     message_id: bytes
+    # Empty where no world was found.
     dest_world: str
-    enqueued_seq: int
+    # Its place in the inbox, in bytes that sort as it does.
+    enqueued_seq: bytes | None = None
+
+    @property
+    def seq(self) -> int | None:
+        """The place in the inbox as a number, as `send` returns it."""
+        return None if self.enqueued_seq is None else int.from_bytes(self.enqueued_seq, "big")
 
 
 def event_ingress(type: str, value: bytes, **fields: Any) -> Ingress:

@@ -1,6 +1,7 @@
 """Counterparts on loopback: an HTTP server with routes, and certificates of our own authority.
 
-`Recorder` is a connector that notes where it was asked to connect and never does.
+`Recorder` is a connector that notes where it was asked to connect and never does. `Scripted` is one
+whose connections go nowhere either: at the addresses it knows it plays back the bytes of an answer.
 """
 
 from __future__ import annotations
@@ -142,6 +143,46 @@ class Recorder(httpcore.AsyncNetworkBackend):
 
     async def sleep(self, seconds: float) -> None:
         raise AssertionError
+
+
+class Scripted(Recorder):
+    """At an address that it knows, the n-th connection gets the n-th answer; elsewhere nothing."""
+
+    def __init__(self, answers: dict[str, list[bytes]]) -> None:
+        super().__init__()
+        self._answers = answers
+        self.sent: list[bytes] = []
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        if not self._answers.get(host):
+            return await super().connect_tcp(host, port, timeout, local_address, socket_options)
+        self.asked.append((host, port))
+        return _Played(self._answers[host].pop(0), self.sent)
+
+
+class _Played(httpcore.AsyncMockStream):
+    def __init__(self, answer: bytes, sent: list[bytes]) -> None:
+        super().__init__([answer])
+        self._sent = sent
+        sent.append(b"")
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        self._sent[-1] += buffer
+
+
+def moved(to: str, status: int = 302) -> bytes:
+    """The bytes of a redirect."""
+    return b"HTTP/1.1 %d Moved\r\nlocation: %s\r\ncontent-length: 0\r\n\r\n" % (
+        status,
+        to.encode(),
+    )
 
 
 class Names:

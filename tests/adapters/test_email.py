@@ -15,7 +15,7 @@ from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import AuthResult, Envelope
 
 from holdfast.adapters import email
-from holdfast.adapters.email import Mail, Sent, Server
+from holdfast.adapters.email import Mail, Sent
 from holdfast.adapters.errors import (
     Answered,
     Interrupted,
@@ -23,10 +23,11 @@ from holdfast.adapters.errors import (
     Unavailable,
     Untrusted,
 )
+from holdfast.adapters.smtp import Server
 from holdfast.errors import Invalid, Timeout, ValueTooLarge
 from tests.adapters.rig import context_for
 
-MODULES = ("holdfast.adapters.email",)
+MODULES = ("holdfast.adapters.email", "holdfast.adapters.smtp")
 
 ME = "robot@example.org"
 SECRET = "very-secret"
@@ -65,8 +66,8 @@ def free_port() -> int:
 
 
 @contextmanager
-def receiving(**options: Any) -> Iterator[tuple[Inbox, int]]:
-    inbox = Inbox()
+def receiving(inbox: Inbox | None = None, **options: Any) -> Iterator[tuple[Inbox, int]]:
+    inbox = inbox or Inbox()
     port = free_port()
     controller = Controller(inbox, hostname="127.0.0.1", port=port, **options)
     controller.start()

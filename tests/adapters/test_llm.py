@@ -94,7 +94,14 @@ def test_any_other_status_is_an_error_for_good(server: Server, status: int) -> N
 
 @pytest.mark.parametrize(
     "body",
-    [b"", b"junk", b"[]", b'{"choices": []}', b'{"choices": [{"message": 7}]}', completion(usage=(-1, 2))],
+    [
+        b"", b"junk", b"[]", b"null", b"\xff\xfe", b'{"choices": []}', b'{"choices": [{"message": 7}]}',
+        b'{"choices": [{"message": {"content": ["text"]}}]}', b"[" * 100_000, b'{"a":' * 100_000,
+        b'{"choices": [{"message": {"content": "\\ud800"}}]}', b"<html>Bad Gateway</html>",
+        completion(usage=(-1, 2)), completion(usage=(1, 10**30)), completion(usage=(2**62, 1)),
+        completion()[:-5], completion() + b"{}", b"data: " + completion(),
+    ],
+    ids=range(18),
 )  # fmt: skip
 def test_an_answer_that_is_none_is_a_bad_answer(server: Server, body: bytes) -> None:
     server.routes[PATH] = answer(200, body)
@@ -115,6 +122,50 @@ def test_an_answer_that_does_not_come_is_a_timeout(server: Server) -> None:
     server.routes[PATH] = hang
     with pytest.raises(Timeout):
         chat(server, timeout_s=0.2)
+
+
+def test_an_answer_that_trickles_is_a_timeout_of_the_whole(server: Server) -> None:
+    def trickle(handler: Any, seen: Seen) -> None:
+        handler.send_response(200)
+        handler.send_header("content-length", "100000")
+        handler.end_headers()
+        while not server.over.wait(0.02):
+            handler.wfile.write(b" ")
+
+    server.routes[PATH] = trickle
+    with pytest.raises(Timeout):
+        chat(server, timeout_s=0.3)
+
+
+def test_a_redirect_gets_neither_the_question_nor_the_key(server: Server) -> None:
+    with serving("127.0.0.2") as other:
+        server.routes[PATH] = answer(307, headers={"location": other.url(PATH)})
+        other.routes[PATH] = answer(200, completion())
+        with pytest.raises(Answered):
+            chat(server)
+        assert other.seen == []
+
+
+@pytest.mark.parametrize("odd", ["sk-1\n", "sk 1", "sk-1\r\nX-Evil: y", "sk-é", "\x00"])
+def test_a_key_that_no_header_can_hold_is_refused_and_not_quoted(server: Server, odd: str) -> None:
+    endpoint = Endpoint(server.url("/v1"), odd)
+    with pytest.raises(NotConfigured) as caught:
+        run(llm.chat(endpoint, HELLO, "m", None, key="k"))
+    assert "sk" not in str(caught.value)
+    assert server.seen == []
+
+
+def test_a_key_from_a_file_may_end_in_a_line_break() -> None:
+    env = {"HOLDFAST_LLM_BASE_URL": "http://x/v1", "HOLDFAST_LLM_API_KEY": f"{SECRET}\n"}
+    assert Endpoint.from_env(env).api_key == SECRET
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf")])
+def test_a_price_that_is_none_is_invalid(wrong: float) -> None:
+    with pytest.raises(Invalid):
+        Price(wrong, 1.0)
+    with pytest.raises(Invalid):
+        Price(1.0, wrong)
 
 
 @pytest.mark.parametrize("status", [200, 401, 429])

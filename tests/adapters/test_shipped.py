@@ -26,7 +26,7 @@ from holdfast.errors import Invalid, Timeout
 from holdfast.messages import Intent
 from holdfast.store.api import Store
 from holdfast.world.catalog import subject_of
-from holdfast.world.host import entries_topic
+from holdfast.world.cycle import entries_topic
 from tests.adapters.rig import LOOPBACK, Seen, Server, answer, run, serving
 from tests.adapters.test_llm import HELLO, PATH, SECRET, completion
 

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli import demo
+from holdfast.cli import demo, demo_agent
 from tests.cli.conftest import Run
 from tests.processes import Proc
 
-DEMO_S = 120
+DEMO_S = 240
+ACT_S = 100
 
 
 @pytest.mark.slow
@@ -30,6 +31,18 @@ def test_the_demo_holds_what_it_claims(tmp_path: Path, run: Run) -> None:
     counts = run("store", "info", "--store", path, "--json").document["queues"]
     [orders] = [one for one in counts if one["queue"] == "orders"]
     assert (orders["done"], orders["dead"]) == (1000, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(ACT_S)
+def test_the_agent_of_the_demo_does_what_its_act_claims(tmp_path: Path, run: Run) -> None:
+    path = tmp_path / "store"
+    play = demo.Demo(path, demo.Story(sys.stderr))
+    demo_agent.play(path, play.story.tell, play._claim)
+    assert [claim for claim in play.claims if not claim["holds"]] == []
+    assert len(play.claims) == 10
+    ran = run("worlds", "journal", "Agent/ada", "--store", path, "--json")
+    assert [entry["type"] for entry in ran.document["entries"]].count("llm.chat") == 3
 
 
 def test_the_demo_keeps_away_from_a_store_that_is_there(

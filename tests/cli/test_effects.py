@@ -7,6 +7,7 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
+from holdfast.cli.output import time_text
 from holdfast.durable import queue
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.store.api import Store
@@ -63,6 +64,72 @@ def test_show_tells_where_an_intent_is(run: Run, path: Path, shop: Store) -> Non
     assert run("effects", "show", "what", "--store", path).error.startswith("invalid: ")
 
 
+def test_show_lists_every_attempt(run: Run, path: Path, shop: Store) -> None:
+    *_, waiting = intents(shop)
+    shown = run("effects", "show", waiting, "--store", path, "--json").document
+    assert shown["attempts"] == []
+    for code in ("down", "gone"):
+        [claim] = [
+            claim
+            for claim in shop.transact(queue.claim, PAY, f"pool-{code}", 2, 10**12)
+            if claim.seq == shown["seq"]
+        ]
+        shop.transact(queue.fail, claim, code, f"it is {code}\nand more")
+    shop.transact(queue.claim, PAY, "pool-now", 2, 10**12)
+    told = run("effects", "show", waiting, "--store", path, "--json").document["attempts"]
+    assert [(one["attempt"], one["owner"], one["end"], one["code"]) for one in told] == [
+        (1, "pool-down", "failed", "down"),
+        (2, "pool-gone", "failed", "gone"),
+        (3, "pool-now", "under way", None),
+    ]
+    assert all(one["began_ns"] <= one["ended_ns"] for one in told[:2])
+    text = run("effects", "show", waiting, "--store", path).out
+    assert [line.split()[:4] for line in text.splitlines() if "failed" in line] == [
+        [str(one["attempt"]), *time_text(one["began_ns"]).split(), time_text(one["ended_ns"])[:10]]
+        for one in told[:2]
+    ]
+    assert "error\n    it is gone\n    and more" in text
+
+
+def test_a_dead_effect_shows_the_attempt_it_died_of(run: Run, path: Path, shop: Store) -> None:
+    [claim] = shop.transact(queue.claim, PAY, "pool", 1, 10**12)
+    shop.transact(queue.fail, claim, "no", "never", False)
+    dead = intents(shop)[claim.seq - 1]
+    [told] = run("effects", "show", dead, "--store", path, "--json").document["attempts"]
+    assert (told["attempt"], told["owner"], told["code"]) == (1, "pool", "no")
+    shown = run("dead", "show", PAY, claim.seq, "--store", path, "--json").document
+    assert shown["attempts"] == [told]
+    assert "never" in run("dead", "show", PAY, claim.seq, "--store", path).out
+
+
+def test_list_shows_the_intents_in_a_state(run: Run, path: Path, shop: Store) -> None:
+    first, second, *waiting = intents(shop)
+    ready = run("effects", "list", "pay", "--state", "ready", "--store", path, "--json").document
+    assert [row["intent"] for row in ready["intents"]] == waiting
+    dead = run("effects", "list", "pay", "--state", "dead", "--store", path, "--json").document
+    assert [(row["intent"], row["code"]) for row in dead["intents"]] == [
+        (first, "down"), (second, "gone"),
+    ]  # fmt: skip
+    shop.transact(queue.claim, PAY, "pool", 1, 10**12)
+    text = run("effects", "list", "pay", "--state", "claimed", "--store", path).out
+    assert waiting[0] in text
+    assert "Buyer/ada" in text
+    nothing = run("effects", "list", "pay", "--state", "delayed", "--store", path)
+    assert nothing.out == "no pay is delayed\n"
+    assert run("effects", "list", "--state", "dead", "--store", path).error.startswith("invalid: ")
+
+
+def test_a_redriven_effect_names_the_one_in_whose_place_it_is(
+    run: Run, path: Path, shop: Store
+) -> None:
+    dead, *_ = intents(shop)
+    [made] = run("effects", "redrive", "pay", 1, "--store", path, "--json").document["redriven"]
+    told = run("effects", "show", made["intent"], "--store", path, "--json").document
+    assert told["redrive_of"] == dead
+    assert run("effects", "redrive", "pay", 1, "--store", path).error.startswith("not_found: ")
+    assert run("effects", "show", dead, "--store", path).error.startswith("not_found: ")
+
+
 def test_redrive_by_error_code_makes_new_intents(run: Run, path: Path, shop: Store) -> None:
     ran = run("effects", "redrive", "pay", "--code", "gone", "--store", path, "--json")
     [made] = ran.document["redriven"]
@@ -88,7 +155,7 @@ def test_redrive_keeps_its_rate(
         "holdfast.clock.SystemClock.sleep", lambda _, seconds: slept.append(seconds)
     )
     run("effects", "redrive", "pay", "--all", "--rate", "0.5", "--store", path)
-    assert slept == [2.0]
+    assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
     wrong = run("effects", "redrive", "pay", "--all", "--rate", "0", "--store", path)
     assert wrong.error.startswith("invalid: ")
 

@@ -1,7 +1,8 @@
-"""`holdfast worlds list | show | journal | fork | pause | resume | delete`."""
+"""`holdfast worlds list | show | state | journal | fork | pause | resume | delete`."""
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 import holdfast as hf
@@ -64,6 +65,23 @@ def test_show_tells_what_blocks_and_where_it_came_from(run: Run, path: Path, rig
     assert told["blocker"]["height"] == 2
     [parent] = told["lineage"]
     assert (parent["parent"], parent["forked_at_height"]) == ("Account/ada", 2)
+
+
+def test_state_is_shown_as_it_is_and_as_it_was(run: Run, path: Path, rig: Rig) -> None:
+    ada = rig.account()
+    command = ("worlds", "state", "Account/ada", "--app", APP, "--store", path)
+    for at in (None, 1, 2):
+        options = () if at is None else ("--at", at)
+        told = run(*command, *options, "--json").document
+        assert told["state"] == msgspec.to_builtins(ada.state(at))
+    assert run(*command, "--at", 1).out.splitlines()[0].split() == ["balance", "1"]
+
+
+def test_state_needs_the_app_that_has_the_world(run: Run, path: Path, rig: Rig) -> None:
+    other = "holdfast.cli.demo_buyer:app"
+    ran = run("worlds", "state", "Account/ada", "--app", other, "--store", path)
+    assert (ran.code, ran.error.partition(":")[0]) == (1, "invalid")
+    assert run("worlds", "state", "Account/ada", "--store", path).code == 2
 
 
 def test_lineage_goes_back_to_the_first_ancestor(run: Run, path: Path, rig: Rig) -> None:

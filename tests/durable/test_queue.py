@@ -497,7 +497,13 @@ def test_a_dead_letter_keeps_everything(sim_store: Store, clock: SimClock) -> No
         died_ns=letter.died_ns,
         owner="last",
         redrive_of=None,
+        tried=letter.tried,
     )
+    assert [(one.number, one.end, one.code) for one in letter.tried] == [
+        (1, "expired", "claim_expired"),
+        (2, "failed", "first"),
+        (3, "failed", "second"),
+    ]
     assert letter.died_ns > found.enqueued_ns
     assert len(rows(sim_store)) == 2
 

@@ -1,6 +1,11 @@
-"""The application of `test_effects_killed`: each call writes a line outside before it goes on."""
+"""The application of `test_effects_killed`: each call writes a line outside before it goes on.
+
+Whether a call is the first one of its order is known outside as well, by a file: a worker that dies
+with a claim on an order that it never called has used up no first call.
+"""
 
 import os
+import signal
 
 import msgspec
 
@@ -15,6 +20,13 @@ class Ordered(hf.Event):
     deadly: bool = False
 
 
+class Ruined(hf.Event):
+    """Every call of this one ends the process that makes it."""
+
+    n: int
+    how: str
+
+
 class Slept(hf.Event):
     n: int
     seconds: float
@@ -24,22 +36,45 @@ class Woken(hf.Event):
     n: int
 
 
-@hf.effect("pay", attempts=3, timeout_s=1, concurrency=2)
+@hf.effect("pay", attempts=3, timeout_s=60, concurrency=1)
 def pay(call: hf.Call, n: int, deadly: bool) -> int:
+    write_down(call, n)
+    if deadly and first_call(n):
+        print(f"called {n}", flush=True)
+        os.read(0, 1)
+    return n
+
+
+@hf.effect("ruin", attempts=3, timeout_s=60, concurrency=1)
+def ruin(call: hf.Call, n: int, how: str) -> int:
+    write_down(call, n)
+    if how == "exit":
+        os._exit(7)
+    if how:
+        signal.raise_signal(signal.Signals[how])
+    return n
+
+
+def write_down(call: hf.Call, n: int) -> None:
     line = f"{n} {call.idempotency_key} {call.attempt}\n".encode()
     fd = os.open(os.environ[LOG], os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(fd, line)
     os.close(fd)
-    if deadly and call.attempt == 1:
-        print(f"called {n}", flush=True)
-        os.read(0, 1)
-    return n
+
+
+def first_call(n: int) -> bool:
+    try:
+        os.close(os.open(f"{os.environ[LOG]}-{n}", os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
 
 
 class Till(hf.World):
     paid: list[int] = msgspec.field(default_factory=list)
     attempts: list[int] = msgspec.field(default_factory=list)
     woken: list[int] = msgspec.field(default_factory=list)
+    ruined: list[str] = msgspec.field(default_factory=list)
 
     @hf.on(Ordered)
     def ordered(self, event: Ordered, cx: hf.Context) -> None:
@@ -49,6 +84,14 @@ class Till(hf.World):
     def done(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
         self.paid.append(receipt.value if receipt.ok else -1)
         self.attempts.append(receipt.attempts)
+
+    @hf.on(Ruined)
+    def told_to(self, event: Ruined, cx: hf.Context) -> None:
+        cx.do(ruin, event.n, event.how, tag=str(event.n))
+
+    @hf.on(ruin)
+    def ended(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.ruined.append(f"{receipt.tag} {receipt.status} {receipt.code}".strip())
 
     @hf.on(Slept)
     def slept(self, event: Slept, cx: hf.Context) -> None:

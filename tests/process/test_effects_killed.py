@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import sys
 import time
 from collections import defaultdict
@@ -18,12 +20,15 @@ from holdfast.durable import queue
 from holdfast.store.api import Store
 from holdfast.world import publish
 from tests.process.conftest import LIMITS
-from tests.process.paying import LOG, Ordered, Slept, Till, app
+from tests.process.paying import LOG, Ordered, Ruined, Slept, Till, app
 from tests.process.watch import until
 from tests.processes import Proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
-KILLS = 15
+# In the terms 200; fewer where time is short.
+KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "20"))
+ADAPTERS = 4
+CLAIM_S = "1"
 
 Up = Callable[..., Proc]
 
@@ -52,8 +57,9 @@ def up(home: Path, tmp_path: Path, store: Store) -> Iterator[Up]:
     with contextlib.ExitStack() as running:
 
         def up(role: str, *options: str, ready: str | None = "ready") -> Proc:
+            env = {LOG: str(tmp_path / "calls"), "HOLDFAST_EFFECT_CLAIM_S": CLAIM_S}
             argv = [*UP, "--store", str(home), "--role", role, *options]
-            proc = Proc.spawn(argv, ready=ready, env={LOG: str(tmp_path / "calls")})
+            proc = Proc.spawn(argv, ready=ready, env=env)
             return running.enter_context(proc)
 
         yield up
@@ -73,24 +79,37 @@ def _calling(adapter: Proc) -> bool:
     return any(line.startswith("called") for line in list(adapter.lines))
 
 
+@pytest.mark.timeout(60 + 3 * KILLS)
 def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_intent(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
 ) -> None:
     till.send(Ordered(0))
-    for n in range(1, KILLS + 1):
-        till.send(Ordered(n, deadly=True))
-    adapters = [up("adapter", "--kinds", "pay") for _ in range(4)]
+    adapters = [up("adapter", "--kinds", "pay", ready=None) for _ in range(ADAPTERS)]
+    until(lambda: till.state().paid, "the first receipt")
+    sent = kills = 0
+    while (paid := len(till.state().paid)) <= KILLS:
+        # As many deadly orders wait as there are adapters, so that each is worth a kill of its own.
+        while sent < KILLS and sent - (paid - 1) < ADAPTERS:
+            sent += 1
+            till.send(Ordered(sent, deadly=True))
 
-    def all_paid_or_one_calls() -> bool:
-        return len(till.state().paid) > KILLS or any(map(_calling, adapters))
+        def goes_on(paid: int = paid) -> bool:
+            return any(map(_calling, adapters)) or len(till.state().paid) > paid
 
-    while until(all_paid_or_one_calls, "receipts") and len(till.state().paid) <= KILLS:
+        until(goes_on, f"receipts: {sent} sent, {kills} killed, {paid} paid")
         for place, adapter in enumerate(adapters):
             if _calling(adapter):
-                adapter.kill()
-                adapters[place] = up("adapter")
+                assert adapter.kill() == -signal.SIGKILL
+                kills += 1
+                adapters[place] = up("adapter", "--kinds", "pay", ready=None)
 
     state, seen = till.state(), calls(tmp_path)
+    repeated = sum(len(made) - 1 for made in seen.values())
+    print(
+        f"{kills} adapters killed between call and receipt: {KILLS + 1} intents, "
+        f"{len(state.paid)} receipts, {repeated} calls repeated, each with its first key"
+    )
+    assert kills == KILLS
     assert sorted(state.paid) == list(range(KILLS + 1)), "one receipt each, and no other"
     for n in range(1, KILLS + 1):
         assert len(seen[n]) >= 2, f"order {n} was cut short and called again"
@@ -98,6 +117,34 @@ def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_int
     assert len({key for made in seen.values() for key, _ in made}) == KILLS + 1
     counts = store.read(queue.counts, publish.effects("pay", "pay"))
     assert counts == queue.Counts(done=KILLS + 1)
+
+
+@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
+def test_an_effect_that_ends_its_process_ends_in_one_receipt_and_takes_no_other_with_it(
+    up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path, how: str
+) -> None:
+    for n in range(1, 11):
+        till.send(Ruined(n, how if n == 5 else ""))
+    adapter = up("adapter", "--kinds", "ruin", ready=None)
+    exits: list[int] = []
+
+    def all_ended() -> bool:
+        nonlocal adapter
+        if not adapter.running:
+            exits.append(adapter.wait())
+            adapter = up("adapter", "--kinds", "ruin", ready=None)
+        return len(till.state().ruined) >= 10
+
+    until(all_ended, "ten receipts", timeout_s=60)
+    told = till.state().ruined
+    assert sorted(told) == sorted(
+        "5 timeout expiries_exhausted" if n == 5 else f"{n} ok" for n in range(1, 11)
+    )
+    died = 7 if how == "exit" else -signal.Signals[how]
+    assert exits == [died] * 3, "as often as its claims may run out, and no more"
+    assert len({key for key, _ in calls(tmp_path)[5]}) == 1
+    [letter] = store.read(queue.dead, publish.effects("pay", "ruin"))
+    assert (letter.code, letter.expiries) == ("expiries_exhausted", 3)
 
 
 def test_timers_that_fell_due_while_nobody_was_there_fire_once(

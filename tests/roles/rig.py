@@ -8,11 +8,13 @@ from holdfast import codec
 from holdfast.app.handle import WorldHandle
 from holdfast.clock import S
 from holdfast.durable import queue
+from holdfast.errors import CommitUnknown
 from holdfast.messages import Intent
 from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.crew import RunnerRole
+from holdfast.roles.role import Role
 from holdfast.roles.timer_worker import TimerWorker
-from holdfast.world import publish
+from holdfast.world import publish, timers
 from tests.roles import shop
 from tests.world import rig as worlds
 from tests.world.rig import Crash
@@ -53,27 +55,24 @@ class Rig(worlds.Rig):
             adapters=self.app.effects,
             worker=name,
             clock=self.clock,
-            **options,
+            **{"inline": True, **options},
         )
         return self.booted(made)
 
-    def timer_worker(self, name: str = "timers") -> TimerWorker:
-        return self.booted(
-            TimerWorker(self.store, universe=self.universe, worker=name, clock=self.clock)
-        )
+    def timer_worker(self) -> TimerWorker:
+        return TimerWorker(self.store, universe=self.universe, clock=self.clock)
 
     def booted(self, role: R) -> R:
         for runner in role.runners:
             runner.boot()
         return role
 
-    def work(self, role: RunnerRole, seconds: float = 0) -> None:
+    def work(self, role: RunnerRole | Role, seconds: float = 0) -> None:
         """Let a role do what there is to do within so many seconds, and worlds with it."""
         until_ns = self.clock.boot_ns() + int(seconds * S)
         for _ in range(ROUNDS_MAX):
             self.think()
-            ticks = [runner.tick() for runner in role.runners]
-            if any(tick.claimed or tick.busy or tick.done for tick in ticks):
+            if _moved(role):
                 continue
             if self.clock.boot_ns() >= until_ns:
                 self.think()
@@ -87,7 +86,10 @@ class Rig(worlds.Rig):
         return self.store.read(queue.counts, publish.effects(self.universe, kind))
 
     def timers(self) -> queue.Counts:
-        return self.store.read(queue.counts, publish.timers(self.universe))
+        return self.store.read(queue.counts, timers.delays(self.universe))
+
+    def calendar(self) -> queue.Counts:
+        return self.store.read(queue.counts, timers.calendar(self.universe))
 
     def intent(self, kind: str = "pay") -> Intent:
         """The effect that would be done next."""
@@ -96,3 +98,13 @@ class Rig(worlds.Rig):
 
     def letters(self, kind: str = "pay") -> list[queue.Dead]:
         return self.store.read(queue.dead, publish.effects(self.universe, kind))
+
+
+def _moved(role: RunnerRole | Role) -> bool:
+    if isinstance(role, Role):
+        try:
+            return role.tick()
+        except CommitUnknown:
+            return True
+    ticks = [runner.tick() for runner in role.runners]
+    return any(tick.claimed or tick.busy or tick.done for tick in ticks)

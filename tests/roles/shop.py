@@ -103,6 +103,19 @@ class Planned(hf.Event):
     name: str = ""
 
 
+class Meant(hf.Event):
+    """A time as text, with its zone."""
+
+    when: str
+    key: str | None = None
+
+
+class Juggled(hf.Event):
+    """Keys that are set and unset, in this order."""
+
+    what: list[str]
+
+
 class Repeated(hf.Event):
     cron: str
     missed: str = "one"
@@ -160,6 +173,19 @@ class Buyer(hf.World):
     def planned(self, event: Planned, cx: hf.Context) -> None:
         cx.at(datetime.fromtimestamp(event.at_s, UTC), Woken(event.name), key=event.key)
 
+    @hf.on(Meant)
+    def meant(self, event: Meant, cx: hf.Context) -> None:
+        cx.at(datetime.fromisoformat(event.when), Woken(event.when), key=event.key)
+
+    @hf.on(Juggled)
+    def juggled(self, event: Juggled, cx: hf.Context) -> None:
+        for what in event.what:
+            verb, key = what.split()
+            if verb == "set":
+                cx.after(10, Woken(key), key=key)
+            else:
+                cx.cancel_timer(key)
+
     @hf.on(Repeated)
     def repeated(self, event: Repeated, cx: hf.Context) -> None:
         rule = {"missed": event.missed, "zone": event.zone, "key": event.key}
@@ -191,7 +217,7 @@ class Careful(hf.World):
     @hf.on(hf.sent)
     def told(self, receipt: hf.Receipt[Any], cx: hf.Context) -> None:
         self.sent.append(receipt.value.status if receipt.ok else receipt.code)
-        self.seqs.append(receipt.value.enqueued_seq if receipt.ok else 0)
+        self.seqs.append(receipt.value.seq if receipt.ok else 0)
 
 
 app = hf.App("shop", worlds=[Buyer, Careful])

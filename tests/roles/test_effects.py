@@ -290,11 +290,13 @@ def test_an_effect_that_waits_for_its_next_attempt_is_cancelled(rig: Rig) -> Non
     assert len(rig.outside.calls) == 1
 
 
-def test_an_effect_that_is_being_done_ends_as_it_ends(rig: Rig) -> None:
+def test_an_effect_that_is_being_done_is_cancelled_and_what_it_brings_is_refused(rig: Rig) -> None:
     ada = rig.buyer("ada", Ordered())
     rig.outside.answers.append(lambda: (ada.send(Dropped()), rig.think(), "done")[-1])
     rig.work(rig.pool())
-    assert receipts_of(ada) == ["ok done 1"]
+    assert receipts_of(ada) == ["error cancelled 0"]
+    assert len(rig.outside.calls) == 1
+    assert rig.counts() == queue.Counts(done=1)
 
 
 def test_cancelling_twice_or_afterwards_adds_no_receipt(rig: Rig) -> None:

@@ -11,15 +11,21 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import INBOX_DEPTH_MAX
 from holdfast.durable import inbox, queue
-from holdfast.messages import FABRIC_SEND, Ingress, Intent, Kind, intent_hash
-from holdfast.world import publish
-from holdfast.world.ingress import Address, deliver
+from holdfast.messages import (
+    FABRIC_SEND,
+    FabricSendParams,
+    Intent,
+    Kind,
+    WorldName,
+    intent_hash,
+)
+from holdfast.world import fabric, outbox, publish
 from tests.roles.rig import Rig
 from tests.roles.shop import Buyer, Careful, Woken, Wrote
 from tests.world.rig import FAULTS
 from tests.world.test_ingress import fill
 
-MODULES = ("holdfast.world.publish", "holdfast.roles.adapter")
+MODULES = ("holdfast.world.fabric", "holdfast.world.outbox", "holdfast.roles.fabric")
 
 MAIL = publish.effects("shop", FABRIC_SEND)
 
@@ -75,18 +81,12 @@ def test_whichever_way_the_senders_commit_goes_wrong_the_mail_arrives_once(
 
 def test_a_message_that_was_delivered_before_is_not_delivered_again(rig: Rig) -> None:
     carl, bob = rig.world(Careful, "carl"), rig.buyer("bob")
-    value = rig.app.encode_event(Woken("hello"))
-    before = Ingress(
-        Kind.FABRIC,
-        value[0],
-        value[1],
-        codec.digest(value[0].encode(), value[1]),
-        intent_hash=identity(rig, carl),
-        from_world=rig.id(carl),
-        from_height=1,
+    schema, value = rig.app.encode_event(Woken("hello"))
+    mail = FabricSendParams(dest_world=WorldName("Buyer", "bob"), schema=schema, value_cbor=value)
+    before = Intent(
+        "shop", rig.id(carl), identity(rig, carl), FABRIC_SEND, codec.pack(mail), "carl", b"", 0
     )
-    to = Address("shop", "Buyer", "bob", None)
-    put = rig.store.transact(deliver, to, f"fabric:{identity(rig, carl).hex()}", before)
+    [put] = rig.store.transact(fabric.accept_many, [(before, rig.store.now_ns())])
     carl.send(Wrote("bob", "hello"))
     rig.think()
     assert bob.state().woken == ["hello"]
@@ -184,7 +184,7 @@ def test_the_same_message_published_twice_is_in_the_inbox_once(rig: Rig) -> None
     mail = codec.unpack_as(Intent, payload)
     emptied(rig, full_bob)
     for _ in range(3):
-        rig.store.transact(publish.send_again, mail)
+        rig.store.transact(outbox.deliver, mail)
     rig.work(rig.pool())
     assert full_bob.state().woken == ["x"]
     assert bob.state().woken == []

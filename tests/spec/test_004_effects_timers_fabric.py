@@ -12,25 +12,22 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import lease, queue
 from holdfast.errors import ClaimLost
-from holdfast.messages import FABRIC_SEND, FabricReceipt, FabricSend, Intent, Kind, Receipt, Status
+from holdfast.messages import Intent, Kind, Receipt, Status
 from holdfast.roles import receipts
 from holdfast.world import publish
-from holdfast.world.publish import effects, timers
+from holdfast.world.publish import effects
 from tests.roles.rig import Rig
-from tests.roles.shop import Careful, Ordered, Slept, Woken, Wrote
-from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash
+from tests.roles.shop import Ordered, Slept, Woken, Wrote
+from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, Crash
 
 MODULES = (
     "holdfast.world.publish",
     "holdfast.roles.adapter",
-    "holdfast.roles.timer_worker",
     "holdfast.roles.receipts",
 )
 
 
 PAY = effects("shop", "pay")
-DUE = timers("shop")
-MAIL = effects("shop", FABRIC_SEND)
 
 
 @pytest.fixture
@@ -137,134 +134,6 @@ def test_there_are_three_ends(rig: Rig) -> None:
     assert {status.value for status in Status} == {"ok", "error", "timeout"}
 
 
-# -- section 5 -----------------------------------------------------------------------------------
-
-
-@pytest.mark.spec(
-    "004",
-    "5) Durable timer runtime",
-    "a timer is durable with the entry that set it, in an index by its time",
-)
-@pytest.mark.parametrize("fault", FAULTS)
-def test_a_timer_is_set_with_its_entry_or_not_at_all(rig: Rig, fault: str) -> None:
-    ada = rig.buyer("ada", Woken("x"))
-    ada.send(Slept(60))
-    rig.backend.arm({1: fault})
-    rig.think()
-    rig.backend.arm({})
-    rig.expire()
-    rig.think()
-    assert ada.height() == 2
-    assert rig.timers().delayed == 1
-
-
-@pytest.mark.spec(
-    "004", "5) Durable timer runtime", "a timer is claimed at or after its time, never before"
-)
-def test_nothing_is_claimed_before_its_time(rig: Rig) -> None:
-    rig.buyer("ada", Slept(60))
-    due_ns = rig.store.read(queue.next_due_ns, DUE)
-    rig.clock.advance(due_ns - rig.store.now_ns() - 1)
-    assert rig.store.transact(queue.claim, DUE, "early", 10, S) == []
-    rig.clock.advance(S)
-    assert len(rig.store.transact(queue.claim, DUE, "in time", 10, S)) == 1
-
-
-@pytest.mark.spec(
-    "004", "5) Durable timer runtime", "a fired timer is ingress that names its intent"
-)
-def test_a_fired_timer_is_ingress_of_its_own_kind(rig: Rig) -> None:
-    ada = rig.buyer("ada", Slept(1, name="up"))
-    rig.work(rig.timer_worker(), seconds=2)
-    ingress = ada.journal()[1].step.ingress
-    assert (ingress.kind, ingress.type) == (Kind.TIMER, "Woken")
-    assert ingress.intent_hash is not None
-
-
-@pytest.mark.spec("004", "5) Durable timer runtime", "firing twice delivers once")
-def test_a_timer_that_is_fired_twice_is_delivered_once(rig: Rig) -> None:
-    ada = rig.buyer("ada", Slept(1))
-    rig.clock.advance(2 * S)
-    [claim] = rig.store.transact(queue.claim, DUE, "me", 1, S)
-    intent = codec.unpack_as(Intent, claim.payload)
-    for _ in range(2):
-        rig.store.transact(receipts.fire, intent, rig.clock.wall_ns())
-    assert rig.depth(ada) == 1
-
-
-@pytest.mark.spec("004", "5) Durable timer runtime", "a world may move while its timer waits")
-def test_a_timer_finds_its_world_wherever_it_is(rig: Rig) -> None:
-    ada = rig.buyer("ada", Slept(60))
-    rig.assign(ada, "B")
-    rig.run(rig.host)
-    rig.host = rig.worker("B", idle_s=1e6)
-    rig.work(rig.timer_worker(), seconds=70)
-    assert ada.state().woken == [""]
-
-
-# -- section 6 -----------------------------------------------------------------------------------
-
-
-@pytest.mark.spec(
-    "004",
-    "6) Fabric cross-world messaging (`fabric.send`)",
-    "the parameters of a send, with names for the destination where the document has an id",
-)
-def test_what_a_send_says(rig: Rig) -> None:
-    names = {field.name for field in msgspec.structs.fields(FabricSend)}
-    assert names >= {"dest_universe", "mode", "schema", "value", "inbox", "headers"}
-    assert names >= {"correlation_id", "dest_type", "dest_name"}
-
-
-@pytest.mark.spec(
-    "004",
-    "6) Fabric cross-world messaging (`fabric.send`)",
-    "a receipt of mail says whether it was enqueued now or before, where, and under which number",
-)
-def test_what_a_receipt_of_mail_says(rig: Rig) -> None:
-    carl, bob = rig.world(Careful, "carl"), rig.buyer("bob", Woken())
-    carl.send(Wrote("bob"))
-    rig.think()
-    stored = codec.unpack_as(Receipt, carl.journal()[1].step.ingress.value)
-    told = codec.unpack_as(FabricReceipt, stored.value)
-    assert told == FabricReceipt("ok", stored.intent_hash, rig.id(bob), 2)
-
-
-@pytest.mark.spec(
-    "004",
-    "6) Fabric cross-world messaging (`fabric.send`)",
-    "the id of a message is that of the intent, and its destination remembers it",
-)
-def test_a_message_is_known_by_its_intent(rig: Rig) -> None:
-    bob, ada = rig.buyer("bob"), rig.buyer("ada", Wrote("bob", "x"))
-    [entry] = bob.journal()
-    assert entry.step.ingress.intent_hash is not None
-    assert entry.step.ingress.from_world == rig.id(ada)
-
-
-@pytest.mark.spec(
-    "004",
-    "6) Fabric cross-world messaging (`fabric.send`)",
-    "a destination has one order, that of its inbox",
-)
-def test_mail_of_many_senders_is_handled_in_the_order_of_the_inbox(rig: Rig) -> None:
-    bob = rig.buyer("bob")
-    for n in range(10):
-        rig.buyer(f"sender-{n}", Wrote("bob", str(n)))
-    assert [entry.step.seq for entry in bob.journal()] == list(range(1, 11))
-
-
-@pytest.mark.spec(
-    "004",
-    "6) Fabric cross-world messaging (`fabric.send`)",
-    "mail carries the world and the height it came from",
-)
-def test_mail_carries_its_cause(rig: Rig) -> None:
-    bob, ada = rig.buyer("bob"), rig.buyer("ada", Woken(), Wrote("bob"))
-    mail = bob.journal()[0].step.ingress
-    assert (mail.from_world, mail.from_height) == (rig.id(ada), 2)
-
-
 # -- protocols -----------------------------------------------------------------------------------
 
 
@@ -337,38 +206,6 @@ def _ok(claim: queue.Claim) -> Receipt:
     return Receipt(_intent(claim).intent_hash, "pay", Status.OK)
 
 
-@pytest.mark.spec(
-    "004",
-    "Protocol E: `timer_claim_fire_ack(intent_hash)`",
-    "firing and the end of the timer are one commit",
-)
-@pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
-def test_a_timer_is_delivered_exactly_when_it_is_done(rig: Rig, fault: str) -> None:
-    ada = rig.buyer("ada", Slept(1))
-    rig.clock.advance(2 * S)
-    worker = rig.timer_worker()
-    rig.backend.arm({2: fault})
-    with pytest.raises(Crash):
-        worker.runners[0].tick()
-    assert rig.depth(ada) == rig.timers().done == (fault == CRASH_AFTER)
-
-
-@pytest.mark.spec(
-    "004",
-    "Protocol F: `fabric_send(dest_world, message_id)`",
-    "mail is delivered in the commit of its sender, or by the queue when the destination is full",
-)
-@pytest.mark.parametrize("fault", [CRASH_BEFORE, CRASH_AFTER])
-def test_mail_is_there_exactly_when_its_entry_is(rig: Rig, fault: str) -> None:
-    ada, bob = rig.buyer("ada", Woken()), rig.buyer("bob")
-    ada.send(Wrote("bob"))
-    rig.backend.arm({1: fault})
-    with pytest.raises(Crash):
-        rig.host.tick()
-    assert ada.height() == 1 + rig.depth(bob)
-    assert rig.depth(bob) == (fault == CRASH_AFTER)
-
-
 # -- crash windows, anchors, tests ---------------------------------------------------------------
 
 
@@ -406,19 +243,6 @@ def test_a_call_without_a_receipt_is_made_again(rig: Rig) -> None:
 @pytest.mark.spec(
     "004",
     "Failure Semantics and Safety",
-    "a timer worker that dies between claim and delivery is followed by one that delivers",
-)
-def test_a_claimed_timer_is_fired_by_the_next_worker(rig: Rig) -> None:
-    ada = rig.buyer("ada", Slept(1))
-    rig.clock.advance(2 * S)
-    rig.store.transact(queue.claim, DUE, "dies", 1, S)
-    rig.work(rig.timer_worker(), seconds=5)
-    assert ada.state().woken == [""]
-
-
-@pytest.mark.spec(
-    "004",
-    "Failure Semantics and Safety",
     "effects, timers and mail are known by one hash of where they were born",
 )
 def test_identities_are_alike_in_every_replay_and_different_everywhere_else(rig: Rig) -> None:
@@ -440,36 +264,3 @@ def test_duplicate_dispatches_end_in_one_receipt(rig: Rig) -> None:
     assert ada.state().told == ["ok done 1"]
 
 
-@pytest.mark.spec(
-    "004",
-    "Testing and Validation",
-    "a timer that was set before a crash and a move fires after them",
-)
-def test_a_timer_survives_crash_and_move(rig: Rig) -> None:
-    ada = rig.buyer("ada", Slept(60))
-    rig.assign(ada, "B")
-    rig.host = rig.worker("B", "after the crash", idle_s=1e6)
-    rig.expire(30)
-    rig.work(rig.timer_worker(), seconds=60)
-    assert ada.state().woken == [""]
-
-
-@pytest.mark.spec(
-    "004",
-    "Testing and Validation",
-    "a send that is repeated is in the inbox of its destination once",
-)
-def test_a_repeated_send_arrives_once(rig: Rig) -> None:
-    ada, bob = rig.buyer("ada"), rig.buyer("bob")
-    ada.send(Wrote("bob", "x"))
-    rig.think()
-    mail = bob.journal()[0].step.ingress
-    assert mail.intent_hash is not None
-    again = codec.pack(FabricSend("Buyer", "bob", mail.type, mail.value, headers=mail.headers))
-    intent = Intent(
-        "shop", rig.id(ada), mail.intent_hash, FABRIC_SEND, again, "ada", b"", 0, from_height=1
-    )
-    for _ in range(3):
-        rig.store.transact(publish.publish, [intent])
-    assert rig.depth(bob) == 0
-    assert bob.state().woken == ["x"]

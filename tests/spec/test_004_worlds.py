@@ -25,7 +25,8 @@ from holdfast.world import catalog, restore, tenure
 from holdfast.world.catalog import Assignment
 from holdfast.world.host import Budgets, SnapshotPolicy
 from holdfast.world.ingress import enqueue
-from holdfast.world.publish import effects, timers
+from holdfast.world.publish import effects
+from holdfast.world.timers import delays
 from holdfast.world.tenure import Granted
 from tests.world import bank
 from tests.world.rig import (
@@ -428,7 +429,7 @@ def test_a_fork_dispatches_nothing_and_remembers_no_key(rig: Rig) -> None:
     rig.assign(child)
     rig.run(worker)
     assert len(rig.queued(QUOTES)) == 1
-    assert rig.store.read(queue.counts, timers("bank")).delayed == 1
+    assert rig.store.read(queue.counts, delays("bank")).delayed == 1
     child.send(bank.Paid("USD", key="k"))
     rig.run(worker)
     assert len(rig.queued(QUOTES)) == 2
@@ -653,7 +654,7 @@ def end(rig: Rig, ada: Handle, audit: Handle) -> End:
             for one in audit.journal()
         ],
         len(rig.dead()),
-        rig.store.read(queue.counts, timers("bank")).delayed,
+        rig.store.read(queue.counts, delays("bank")).delayed,
     )
 
 

@@ -15,8 +15,9 @@ from holdfast.messages import (
     FABRIC_SEND,
     TIMER_CANCEL,
     TIMER_SET,
-    FabricSend,
+    FabricSendParams,
     TimerSet,
+    WorldName,
     intent_hash,
 )
 from holdfast.world.context import Context, Frame
@@ -151,9 +152,9 @@ def test_a_timer_is_cancelled_by_its_slot(cx: Context) -> None:
 
 def test_a_message_carries_its_cause(cx: Context) -> None:
     intent = cx.send(bank.Audit, "main", bank.Seen(3), trace="t")
-    mail = codec.unpack_as(FabricSend, intent.params)
+    mail = codec.unpack_as(FabricSendParams, intent.params)
     assert intent.effect_kind == FABRIC_SEND
-    assert (mail.dest_type, mail.dest_name, mail.schema) == ("Audit", "main", "Seen")
+    assert (mail.dest_world, mail.schema) == (WorldName("Audit", "main"), "Seen")
     assert (mail.headers, mail.correlation_id) == ({"trace": "t"}, "c-1")
 
 

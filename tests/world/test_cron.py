@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from itertools import islice, pairwise
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from holdfast.errors import Invalid
-from holdfast.world import cron
 from holdfast.world.cron import NoZone, parse, zone_of
 
 MODULES = ("holdfast.world.cron",)
@@ -40,6 +40,8 @@ def instants(rule: str, start: str, zone: str = "Europe/Berlin") -> list[str]:
         ("0 0 13 * fri", ["11-20 00:00", "11-27 00:00", "12-04 00:00", "12-11 00:00"]),
         ("0 0 31 * *", ["12-31 00:00", "01-31 00:00", "03-31 00:00", "05-31 00:00"]),
         ("0 0 29 2 *", ["02-29 00:00"] * 4),
+        # A step of a star restricts no day: both have to match. 1 and 31 January, if a Sunday.
+        ("0 0 */30 1 */7", ["01-31 00:00", "01-01 00:00", "01-31 00:00", "01-01 00:00"]),
     ],
 )
 def test_a_rule_names_its_times(rule: str, expected: list[str]) -> None:
@@ -62,10 +64,43 @@ def test_what_is_no_rule_is_refused(rule: str) -> None:
         parse(rule)
 
 
-def test_a_time_that_the_clock_jumps_over_is_taken_at_the_jump() -> None:
-    assert instants("30 2 * * *", "2026-03-28T00:00+00:00") == [
-        "03-28 02:30 +0100", "03-29 03:00 +0200", "03-30 02:30 +0200", "03-31 02:30 +0200",
-    ]  # fmt: skip
+@pytest.mark.parametrize(
+    "rule",
+    ["0 0 29 2 *", "0 0 29 2 */7", "0 0 */28 2 */7", "0 0 */30 1 */7", "59 23 31 12 *"],
+)
+@pytest.mark.parametrize("start", ["1999-12-31", "2024-02-29", "2096-03-01", "2099-12-31"])
+def test_the_rarest_day_is_found_over_a_centurys_end(rule: str, start: str) -> None:
+    after_ns = int(datetime.fromisoformat(f"{start}T12:00+00:00").timestamp()) * 10**9
+    found_ns = parse(rule).next_ns(after_ns, "UTC")
+    assert found_ns > after_ns
+    assert parse(rule).names(datetime.fromtimestamp(found_ns // 10**9, UTC).date())
+
+
+# -- days on which the clock is set --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("zone", "rule", "start", "expected"),
+    [
+        ("Europe/Berlin", "30 2 * * *", "2026-03-28T00:00",
+         ["03-28 02:30 +0100", "03-29 03:00 +0200", "03-30 02:30 +0200"]),
+        ("America/New_York", "30 2 * * *", "2026-03-07T12:00",
+         ["03-08 03:00 -0400", "03-09 02:30 -0400", "03-10 02:30 -0400"]),
+        # By half an hour: from 02:00 to 02:30.
+        ("Australia/Lord_Howe", "15 2 * * *", "2026-10-03T00:00",
+         ["10-04 02:30 +1100", "10-05 02:15 +1100", "10-06 02:15 +1100"]),
+        # At midnight: the day begins at one.
+        ("America/Santiago", "30 0 * * *", "2026-09-05T12:00",
+         ["09-06 01:00 -0300", "09-07 00:30 -0300", "09-08 00:30 -0300"]),
+        # A whole day that there was not: it is named at the jump, once for all its times.
+        ("Pacific/Apia", "0 */6 30 * *", "2011-12-30T00:00",
+         ["12-31 00:00 +1400", "01-30 00:00 +1400", "01-30 06:00 +1400"]),
+    ],
+)  # fmt: skip
+def test_a_time_that_the_clock_jumps_over_is_taken_at_the_jump(
+    zone: str, rule: str, start: str, expected: list[str]
+) -> None:
+    assert instants(rule, f"{start}+00:00", zone)[:3] == expected
 
 
 def test_times_that_are_jumped_over_together_are_one() -> None:
@@ -74,16 +109,42 @@ def test_times_that_are_jumped_over_together_are_one() -> None:
     ]  # fmt: skip
 
 
-def test_a_time_that_the_clock_shows_twice_is_taken_the_first_time() -> None:
-    assert instants("30 2 * * *", "2026-10-24T00:00+00:00") == [
-        "10-24 02:30 +0200", "10-25 02:30 +0200", "10-26 02:30 +0100", "10-27 02:30 +0100",
+@pytest.mark.parametrize(
+    ("zone", "rule", "start", "expected"),
+    [
+        ("Europe/Berlin", "30 2 * * *", "2026-10-24T00:00",
+         ["10-24 02:30 +0200", "10-25 02:30 +0200", "10-26 02:30 +0100"]),
+        ("America/New_York", "30 1 * * *", "2026-10-31T12:00",
+         ["11-01 01:30 -0400", "11-02 01:30 -0500", "11-03 01:30 -0500"]),
+        # By half an hour: 01:30 to 02:00 is shown twice.
+        ("Australia/Lord_Howe", "45 1 * * *", "2026-04-03T20:00",
+         ["04-05 01:45 +1100", "04-06 01:45 +1030", "04-07 01:45 +1030"]),
+        # Each hour of the day it is, once.
+        ("America/New_York", "0 * * * *", "2026-11-01T03:30",
+         ["11-01 00:00 -0400", "11-01 01:00 -0400", "11-01 02:00 -0500"]),
+        # Set back at midnight: the day before has its last hour twice.
+        ("America/Santiago", "30 23 * * *", "2026-04-04T12:00",
+         ["04-04 23:30 -0300", "04-05 23:30 -0400", "04-06 23:30 -0400"]),
+    ],
+)  # fmt: skip
+def test_a_time_that_the_clock_shows_twice_is_taken_the_first_time(
+    zone: str, rule: str, start: str, expected: list[str]
+) -> None:
+    assert instants(rule, f"{start}+00:00", zone)[:3] == expected
+
+
+def test_an_offset_of_quarters_of_an_hour_is_kept() -> None:
+    assert instants("0 9 * * *", "2026-11-13T12:00+00:00", "Asia/Kathmandu")[:2] == [
+        "11-14 09:00 +0545", "11-15 09:00 +0545",
     ]  # fmt: skip
 
 
-def test_a_jump_of_half_an_hour_is_found_too() -> None:
-    assert instants("15 2 * * *", "2026-10-03T00:00+00:00", "Australia/Lord_Howe")[:2] == [
-        "10-04 02:30 +1100", "10-05 02:15 +1100",
-    ]  # fmt: skip
+@pytest.mark.parametrize("wrong", [None, 5, b"* * * * *", ["* * * * *"], {}])
+def test_what_is_no_text_is_no_rule_and_no_zone(wrong: Any) -> None:
+    with pytest.raises(Invalid):
+        parse(wrong)
+    with pytest.raises(NoZone):
+        zone_of(wrong)
 
 
 @pytest.mark.parametrize("zone", ["Mars/Olympus", "", "../etc/passwd", "/etc/localtime"])
@@ -92,7 +153,9 @@ def test_an_unknown_zone_says_what_to_install(zone: str) -> None:
         zone_of(zone)
 
 
-ZONES = some.sampled_from(["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu"])
+ZONES = some.sampled_from(
+    ["UTC", "Europe/Berlin", "America/New_York", "Asia/Kathmandu", "Australia/Lord_Howe"]
+)
 RULES = some.sampled_from(
     ["*/7 * * * *", "30 2 * * *", "0 0 * * sun", "59 23 1 * *", "15 1-3 * 3,10,11 *"]
 )
@@ -113,4 +176,24 @@ def test_instants_go_on_and_each_is_named_by_the_rule_or_by_a_jump(
         jumped = shown.replace(tzinfo=None) - before.replace(tzinfo=None) > timedelta(seconds=1)
         named = shown.minute in rule.minutes and shown.hour in rule.hours
         assert jumped or (named and rule.names(shown.date()))
-    assert cron.DAYS_MAX > 366 * 8
+
+
+@given(
+    some.datetimes(datetime(2000, 1, 1), datetime(2050, 1, 1)),
+    some.sampled_from(["*/7 * * * *", "15,45 1-3 * * *", "0 0 * * *", "30 23 * * sat,sun"]),
+    ZONES,
+)
+def test_no_instant_is_left_out(start: datetime, text: str, zone: str) -> None:
+    """Against a search minute by minute, over the two days around the next one."""
+    rule, tz = parse(text), zone_of(zone)
+    after = start.replace(tzinfo=UTC, second=0, microsecond=0)
+    found = datetime.fromtimestamp(rule.next_ns(_ns(after), zone) // 10**9, UTC)
+    minute = max(after, found - timedelta(days=1))
+    while (minute := minute + timedelta(minutes=1)) < found:
+        shown = minute.astimezone(tz)
+        named = shown.minute in rule.minutes and shown.hour in rule.hours
+        assert shown.fold or not (named and rule.names(shown.date())), shown
+
+
+def _ns(when: datetime) -> int:
+    return int(when.timestamp()) * 10**9

@@ -11,7 +11,8 @@ from holdfast.errors import Invalid, NotFound, ReplayDiverged
 from holdfast.world import catalog
 from holdfast.world.fork import cut, plant
 from holdfast.world.host import Budgets, SnapshotPolicy
-from holdfast.world.publish import effects, timers
+from holdfast.world.publish import effects
+from holdfast.world.timers import delays
 from tests.world import bank
 from tests.world.rig import Rig
 
@@ -152,7 +153,7 @@ def test_pending_effects_and_timers_stay_with_the_parent(rig: Rig) -> None:
     rig.assign(child)
     rig.run(worker)
     assert len(rig.queued(effects("bank", "fx.quote"))) == 1
-    assert rig.store.read(queue.counts, timers("bank")).delayed == 1
+    assert rig.store.read(queue.counts, delays("bank")).delayed == 1
     # Its own intent under the same key is another one: the cache of keys was not inherited.
     child.send(bank.Paid("USD", key="k"))
     rig.run(worker)

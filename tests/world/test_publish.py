@@ -6,9 +6,10 @@ import holdfast as hf
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import queue
-from holdfast.messages import FABRIC_SEND, FabricSend, Intent, TimerSet
-from holdfast.world import publish
-from holdfast.world.publish import effects, timers
+from holdfast.messages import FABRIC_SEND, Intent, TimerSet, WorldName
+from holdfast.world import fabric
+from holdfast.world.publish import effects
+from holdfast.world.timers import delays, slots_of
 from tests.world import bank
 from tests.world.rig import UNKNOWN_AFTER, UNKNOWN_BEFORE, Rig
 from tests.world.test_ingress import fill
@@ -115,12 +116,12 @@ def test_a_timer_waits_in_the_queue_until_its_time(rig: Rig) -> None:
     ada = rig.world()
     ada.send(bank.Waited(60, key="nudge"))
     rig.run()
-    assert rig.queued(timers("bank")) == []
-    assert rig.store.read(queue.counts, timers("bank")).delayed == 1
-    due_ns = rig.store.read(queue.next_due_ns, timers("bank"))
+    assert rig.queued(delays("bank")) == []
+    assert rig.store.read(queue.counts, delays("bank")).delayed == 1
+    due_ns = rig.store.read(queue.next_due_ns, delays("bank"))
     assert abs(due_ns - rig.store.now_ns() - 60 * S) < S
     rig.clock.advance(61 * S)
-    [claim] = rig.store.transact(queue.claim, timers("bank"), "timer", 10, S)
+    [claim] = rig.store.transact(queue.claim, delays("bank"), "timer", 10, S)
     timer = codec.unpack_as(TimerSet, codec.unpack_as(Intent, claim.payload).params)
     assert (timer.key, timer.type) == ("nudge", "Seen")
 
@@ -154,7 +155,7 @@ def test_a_cancelled_timer_leaves_its_queue_and_its_slot() -> None:
     rig = Rig(hf.App("bank", worlds=[Fickle]))
     rig.world(Fickle, "f").send(bank.Seen())
     rig.run()
-    assert rig.store.read(queue.counts, timers("bank")).delayed == 0
+    assert rig.store.read(queue.counts, delays("bank")).delayed == 0
 
 
 def test_a_timer_set_again_under_its_key_replaces_the_pending_one() -> None:
@@ -169,8 +170,8 @@ def test_a_timer_set_again_under_its_key_replaces_the_pending_one() -> None:
     patient = rig.world(Patient, "p")
     patient.send(bank.Seen())
     rig.run()
-    assert rig.store.read(queue.counts, timers("bank")).delayed == 2
-    slots = rig.store.read(publish.slots_of, "bank", patient.record().world_id, 10)
+    assert rig.store.read(queue.counts, delays("bank")).delayed == 2
+    slots = rig.store.read(slots_of, "bank", patient.record().world_id, 10)
     assert sorted(slot for slot, _ in slots) == ["@1.2", "k"]
 
 
@@ -237,7 +238,7 @@ def test_mail_to_a_full_inbox_waits_in_the_queue_and_the_sender_goes_on(rig: Rig
     rig.run()
     assert ada.state().balance == 1
     [intent] = intents(rig, effects("bank", FABRIC_SEND))
-    assert codec.unpack_as(FabricSend, intent.params).dest_name == "main"
+    assert fabric.read(intent).dest_world == WorldName("Audit", "main")
 
 
 def test_a_failed_event_sends_nothing(rig: Rig) -> None:

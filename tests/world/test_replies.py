@@ -7,7 +7,7 @@ import threading
 import pytest
 
 import holdfast as hf
-from holdfast.errors import KeyConflict, NoReply, Timeout
+from holdfast.errors import KeyConflict, NoReply, NotFound, Timeout
 from tests.world import bank
 from tests.world.rig import Rig
 
@@ -119,3 +119,43 @@ def test_asking_leaves_nothing_behind(rig: Rig) -> None:
     before = rig.rows()
     ada.ask(bank.Deposited(1), key="k", timeout=0)
     assert rig.rows() == before
+
+
+# -- wait_for ------------------------------------------------------------------------------------
+
+
+def test_whoever_waits_for_a_state_gets_it_when_it_is_there(rig: Rig) -> None:
+    ada = rig.world()
+    ada.send(bank.Deposited(5))
+    rig.run()
+    assert ada.wait_for(lambda account: account.balance == 5, timeout=0).balance == 5
+
+
+def test_whoever_waits_for_a_state_is_woken_by_the_entry_that_brings_it() -> None:
+    rig = Rig()
+    ada = rig.world()
+    ada.send(bank.Deposited(1))
+    found: list[bank.Account] = []
+    waiting = threading.Thread(
+        target=lambda: found.append(ada.wait_for(lambda account: account.balance >= 3))
+    )
+    waiting.start()
+    worker = rig.worker()
+    ada.send(bank.Deposited(2))
+    while waiting.is_alive():
+        worker.tick()
+        waiting.join(0.001)
+    assert [account.balance for account in found] == [3]
+
+
+def test_a_state_that_does_not_come_is_a_timeout(rig: Rig) -> None:
+    ada = rig.world()
+    ada.create()
+    with pytest.raises(Timeout) as raised:
+        ada.wait_for(lambda account: account.balance > 0, timeout=0)
+    assert raised.value.world == "ada"
+
+
+def test_nobody_waits_for_a_world_that_is_not_there(rig: Rig) -> None:
+    with pytest.raises(NotFound):
+        rig.runtime.world(bank.Account, "nobody").wait_for(lambda account: True, timeout=0)

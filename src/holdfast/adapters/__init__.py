@@ -4,7 +4,8 @@
     connection   a connection to an address that the guard has seen, and a body with a bound
     http         any request, guarded
     llm          chat with any OpenAI-compatible endpoint
-    email        mail by SMTP
+    email        a mail: its headers and text, checked
+    smtp         the conversation with a mail server
 
 Extras are imported inside functions: a missing one is `NotInstalled`, which says what to install.
 """

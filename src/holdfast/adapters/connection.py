@@ -28,6 +28,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 # So many of a name's addresses are tried.
 ADDRESSES_MAX = 4
+# A packed body may be longer than what it unpacks to, but not by more than this.
+PACKING_BYTES_MAX = 64 * 1024
 
 
 class PinnedBackend(httpcore.AsyncNetworkBackend):
@@ -164,13 +166,18 @@ async def read_within(response: httpx.Response, bytes_max: int) -> bytes:
     # 32 + 15: gzip or zlib, whichever the header says.
     unpack = zlib.decompressobj(47) if encoding in ("gzip", "deflate") else None
     body = bytearray()
+    received = 0
     async for part in response.aiter_raw():
+        received += len(part)
         try:
             body += unpack.decompress(part, bytes_max + 1 - len(body)) if unpack else part
         except zlib.error as error:
             raise BadAnswer(why=str(error)) from None
-        if len(body) > bytes_max:
+        if len(body) > bytes_max or received > bytes_max + PACKING_BYTES_MAX:
             raise AnswerTooLarge(bytes_max=bytes_max)
+        if unpack is not None and unpack.unused_data:
+            # Kept by the unpacker, so it would grow; and whatever it is, it is not the body.
+            raise BadAnswer(why="bytes after the end of the packed body")
     if unpack is not None and not unpack.eof:
         raise BadAnswer(why="the body is cut off")
     return bytes(body)
@@ -185,7 +192,7 @@ def failure_of(error: Exception, host: str, timeout_s: float) -> HoldfastError:
         return Untrusted(host=host, why=refused.verify_message)
     if isinstance(error, httpcore.ConnectError | httpcore.ConnectTimeout):
         return Unavailable(host=host, why=str(error)[:200] or "no connection")
-    if isinstance(error, httpx.RemoteProtocolError):
+    if isinstance(error, httpx.RemoteProtocolError | httpx.InvalidURL):
         # What the connection raises is httpcore's; this is httpx, which cannot read a Location.
         return BadAnswer(host=host, why=str(error)[:200])
     if isinstance(error, httpcore.LocalProtocolError | httpx.LocalProtocolError):

@@ -5,33 +5,26 @@
   after the text was sent is tried again, and the docs say so.
 - What goes into a header may not hold a line break or another control character: it is refused, never
   cleaned. Addresses are bare addresses, and are checked.
-- The server and its password are the operator's: they are in no parameter, receipt or log.
+
+How it is handed in is in `smtp`.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import smtplib
-import ssl
 from collections.abc import Mapping
-from contextlib import suppress
 from email.message import EmailMessage
 from email.policy import SMTP
 from email.utils import formatdate
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from holdfast.adapters.errors import (
-    Answered,
-    Interrupted,
-    NotConfigured,
-    Unavailable,
-    Untrusted,
-)
+from holdfast.adapters import smtp
+from holdfast.adapters.smtp import Server
 from holdfast.clock import SYSTEM, S
-from holdfast.errors import HoldfastError, Invalid, Timeout, ValueTooLarge
+from holdfast.errors import Invalid, ValueTooLarge
 
 RECIPIENTS_MAX = 100
 MAIL_BYTES_MAX = 3 * 1024 * 1024
@@ -49,36 +42,6 @@ _NOT_YOURS = frozenset(
     {"from", "to", "cc", "bcc", "subject", "date", "message-id", "sender", "reply-to", "return-path",
      "received", "mime-version", "content-type", "content-transfer-encoding", "content-disposition"}
 )  # fmt: skip
-
-
-class Server(msgspec.Struct, frozen=True):
-    """Where mail is handed in. `tls`: from the first byte, after STARTTLS, or not at all."""
-
-    host: str
-    port: int = 587
-    sender: str = ""
-    user: str = ""
-    password: str = ""
-    tls: Literal["starttls", "tls", "none"] = "starttls"
-    ca_file: str | None = None
-
-    def __repr__(self) -> str:
-        return f"Server({self.host}:{self.port}, tls={self.tls!r})"
-
-    @classmethod
-    def from_env(cls, env: Mapping[str, str]) -> Server:
-        """`HOLDFAST_SMTP_HOST`, `_PORT`, `_SENDER`, `_USER`, `_PASSWORD`, `_TLS`, `_CA_FILE`."""
-        told = {
-            name: value
-            for name in cls.__struct_fields__
-            if (value := env.get(f"HOLDFAST_SMTP_{name.upper()}"))
-        }
-        if "host" not in told:
-            raise NotConfigured(what="SMTP server", hint="set HOLDFAST_SMTP_HOST")
-        try:
-            return msgspec.convert(told, cls, strict=False)
-        except msgspec.ValidationError as error:
-            raise NotConfigured(what="SMTP server", why=str(error)) from None
 
 
 class Mail(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -116,22 +79,8 @@ def send(
     text = message.as_bytes(policy=SMTP)
     if len(text) > MAIL_BYTES_MAX:
         raise ValueTooLarge(what="mail", bytes=len(text), bytes_max=MAIL_BYTES_MAX)
-    began = False
-    try:
-        smtp = _connected(server, mail.timeout_s)
-        began = True
-        try:
-            refused = smtp.sendmail(sender, everyone, text)
-        finally:
-            _leave(smtp)
-    except HoldfastError:
-        raise
-    except Exception as error:
-        raise _failure_of(error, server, mail.timeout_s, began) from None
-    return Sent(
-        message["Message-ID"],
-        {to: f"{code} {_text(said)}" for to, (code, said) in refused.items()},
-    )
+    refused = smtp.hand_in(server, sender, everyone, text, mail.timeout_s)
+    return Sent(message["Message-ID"], refused)
 
 
 def compose(
@@ -171,59 +120,6 @@ def message_id(key: str, sender: str) -> str:
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _connected(server: Server, timeout_s: float) -> smtplib.SMTP:
-    context = ssl.create_default_context()
-    if server.ca_file is not None:
-        context.load_verify_locations(server.ca_file)
-    smtp: smtplib.SMTP
-    if server.tls == "tls":
-        smtp = smtplib.SMTP_SSL(server.host, server.port, timeout=timeout_s, context=context)
-    else:
-        smtp = smtplib.SMTP(server.host, server.port, timeout=timeout_s)
-    try:
-        if server.tls == "starttls":
-            smtp.starttls(context=context)
-        if server.user:
-            if server.tls == "none":
-                raise NotConfigured(what="SMTP server", why="a password is not sent without TLS")
-            smtp.login(server.user, server.password)
-    except BaseException:
-        smtp.close()
-        raise
-    return smtp
-
-
-def _leave(smtp: smtplib.SMTP) -> None:
-    """Say goodbye. The mail is taken, or not, by now: how this ends must not send it again."""
-    with suppress(smtplib.SMTPException, OSError):
-        smtp.quit()
-    smtp.close()
-
-
-def _failure_of(error: Exception, server: Server, timeout_s: float, began: bool) -> HoldfastError:
-    if isinstance(error, smtplib.SMTPRecipientsRefused):
-        told = {to: code for to, (code, _) in error.recipients.items()}
-        if all(400 <= code < 500 for code in told.values()):
-            return Unavailable(host=server.host, why="recipients are refused for now", codes=told)
-        return Answered(host=server.host, why="no recipient is accepted", codes=told)
-    if isinstance(error, smtplib.SMTPAuthenticationError):
-        return Answered(host=server.host, status=error.smtp_code, why="the log-in is refused")
-    if isinstance(error, smtplib.SMTPResponseException):
-        said = _text(error.smtp_error)
-        if 400 <= error.smtp_code < 500 or error.smtp_code < 0:
-            return Unavailable(host=server.host, status=error.smtp_code, why=said)
-        return Answered(host=server.host, status=error.smtp_code, why=said)
-    if isinstance(error, smtplib.SMTPNotSupportedError):
-        return Answered(host=server.host, why=str(error)[:200])
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return Untrusted(host=server.host, why=error.verify_message)
-    # smtplib tells a time-out as a disconnection, and keeps the reason behind it.
-    if isinstance(error, TimeoutError) or isinstance(error.__context__, TimeoutError):
-        return Timeout(what="mail", host=server.host, waited_s=timeout_s)
-    why = f"{type(error).__name__}: {str(error)[:200]}"
-    return (Interrupted if began else Unavailable)(host=server.host, why=why)
-
-
 def _mail_of(options: Mail | Mapping[str, Any] | None) -> Mail:
     try:
         mail = (
@@ -254,7 +150,3 @@ def _header_text(name: str, text: str) -> str:
             what="header", name=name, why="a line break, a control character, or too long"
         )
     return text
-
-
-def _text(said: bytes | str) -> str:
-    return (said.decode(errors="replace") if isinstance(said, bytes) else str(said))[:200]

@@ -92,7 +92,7 @@ class Response(msgspec.Struct, frozen=True):
     def json(self) -> Any:
         try:
             return msgspec.json.decode(self.body)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             raise Invalid(what="json", why=str(error)) from None
 
 

@@ -10,22 +10,30 @@
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
 
+from holdfast import codec
 from holdfast.adapters.errors import Answered, BadAnswer, NotConfigured, NotInstalled
 from holdfast.adapters.http import BODY_BYTES_MAX, ERROR_BODY_CHARS, TIMEOUT_S_MAX, unavailable
+from holdfast.effects.budget import MONEY, TOKENS, Charge
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.store.api import Txn, operation
 
 # Millionths of the currency in one unit of it.
 MICRO = 1_000_000
 MAX_TOKENS_MAX = 10_000_000
+# No call uses more; a larger count is a mistake of the endpoint's, and must not be booked.
+TOKENS_TOLD_MAX = 1_000_000_000
 # What a message, or the request as a whole, adds to its text: roles, separators, a primer.
 OVERHEAD_TOKENS = 32
 
+_KEY = re.compile(r"[\x21-\x7e]+")
 _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 # Said elsewhere, or they would break the bound.
 _NOT_EXTRA = frozenset(
@@ -38,6 +46,10 @@ class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     input: float
     output: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.input < math.inf and 0 <= self.output < math.inf):
+            raise Invalid(what="price", found=[self.input, self.output], why="0 or more")
 
     def micros(self, usage: Usage) -> int:
         """The cost in millionths, rounded up: so many per million is one millionth per token."""
@@ -81,7 +93,7 @@ class Endpoint(msgspec.Struct, frozen=True):
             raise NotConfigured(what="HOLDFAST_LLM_PRICES", why=str(error)) from None
         return cls(
             base_url,
-            env.get("HOLDFAST_LLM_API_KEY") or env.get("OPENAI_API_KEY") or "",
+            (env.get("HOLDFAST_LLM_API_KEY") or env.get("OPENAI_API_KEY") or "").strip(),
             prices,
             env.get("HOLDFAST_LLM_MAX_TOKENS_FIELD") or "max_tokens",
             env.get("HOLDFAST_LLM_CA_FILE") or None,
@@ -114,6 +126,32 @@ class Reply(msgspec.Struct, frozen=True):
     tool_calls: list[dict[str, Any]] = []
     id: str = ""
     estimated: bool = False
+
+
+@operation
+def most(txn: Txn, params: bytes, prices: bytes) -> list[Charge]:
+    """What a call with these parameters can cost at most; in tokens alone if it has no price.
+
+    It is asked where effects are claimed, so that the amount is set aside in the same commit.
+    """
+    try:
+        messages, model, *rest = codec.unpack(params)
+        known = _decode_prices(prices)
+        check_messages(messages)
+        options = options_of(rest[0] if rest else None)
+    except (ValueError, TypeError) as error:
+        raise Invalid(what="chat", why=str(error)) from None
+    check_bounded(messages, options)
+    return charges(known.get(model), bound(messages, options))
+
+
+def charges(price: Price | None, usage: Usage) -> list[Charge]:
+    """What a usage is charged at."""
+    money = [] if price is None else [Charge(MONEY, price.micros(usage))]
+    return [*money, Charge(TOKENS, usage.tokens)]
+
+
+_decode_prices = msgspec.msgpack.Decoder(dict[str, Price]).decode
 
 
 def bound(messages: list[dict[str, Any]], options: ChatOptions) -> Usage:
@@ -179,7 +217,7 @@ async def chat(
         "idempotency-key": key,
     }
     if endpoint.api_key:
-        headers["authorization"] = f"Bearer {endpoint.api_key}"
+        headers["authorization"] = f"Bearer {_usable(endpoint.api_key)}"
     url = endpoint.base_url.rstrip("/") + "/chat/completions"
     # Of the URL only the host is told: an operator may have put a password in it.
     parts = urlsplit(endpoint.base_url)
@@ -258,11 +296,12 @@ def _body(
 def _reply(text: bytes, model: str, most: Usage) -> Reply:
     try:
         found = msgspec.json.decode(text, type=_Completion)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise BadAnswer(model=model, why=str(error)[:200]) from None
     told = found.usage
-    if not found.choices or (told and min(told.prompt_tokens, told.completion_tokens) < 0):
-        raise BadAnswer(model=model, why="no choice, or a usage below zero")
+    counts = (0, 0) if told is None else (told.prompt_tokens, told.completion_tokens)
+    if not found.choices or min(counts) < 0 or max(counts) > TOKENS_TOLD_MAX:
+        raise BadAnswer(model=model, why="no choice, or a usage that cannot be")
     first = found.choices[0]
     return Reply(
         first.message.content or "",
@@ -273,6 +312,13 @@ def _reply(text: bytes, model: str, most: Usage) -> Reply:
         found.id,
         told is None,
     )
+
+
+def _usable(key: str) -> str:
+    """Checked here: what would complain of it later would quote it."""
+    if not _KEY.fullmatch(key):
+        raise NotConfigured(what="API key", why="a space, a line break or another odd character")
+    return key
 
 
 def _excerpt(text: bytes, endpoint: Endpoint) -> str:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from holdfast import codec
-from holdfast.app.declare import Effect, Wanted, World, handlers_of, is_event, sent
+from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
+from holdfast.app.shipped.fabric import Send
 from holdfast.errors import Invalid
-from holdfast.messages import RESERVED, Ingress, Kind
+from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
-from holdfast.world.context import EffectCall
+from holdfast.world.context import Context, EffectCall
 from holdfast.world.program import EventType, Handler, Program, Upcast
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class App:
                     self._add_event(cause)
                 elif isinstance(cause, Effect):
                     self._add_effect(cause)
-                else:
+                elif not isinstance(cause, Inbox):
                     raise Invalid(
                         what="handler", world=world.__name__, cause=repr(cause), why="not an event"
                     )
@@ -98,6 +99,16 @@ class App:
             raise Invalid(what="effect", found=repr(effect), why="not made by @hf.effect")
         return wanted.effect.call(args, wanted.options)
 
+    def check_mail(self, mail: FabricSendParams) -> None:
+        to = mail.dest_world
+        if isinstance(to, WorldName) and to.type not in self.programs:
+            raise Invalid(what="world", type=to.type, why="unknown")
+        if mail.schema is not None:
+            event = self.events.get(mail.schema)
+            if event is None:
+                raise Invalid(what="event", type=mail.schema, why="unknown to the app")
+            event.decode(mail.value_cbor or b"")
+
     # -- running -------------------------------------------------------------------------------
 
     def open(
@@ -111,7 +122,7 @@ class App:
     # -- inside --------------------------------------------------------------------------------
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
-        if effect is sent:
+        if isinstance(effect, Send):
             return  # nobody has to do it: the runtime delivers mail itself
         if effect.kind in RESERVED:
             raise Invalid(what="effect", kind=effect.kind, why="this name is the runtime's")
@@ -147,6 +158,10 @@ class App:
         for cause, method in handlers_of(world).items():
             if isinstance(cause, Effect):
                 handlers[("receipt", cause.kind)] = _of_receipt(cause, method)
+            elif isinstance(cause, Inbox):
+                if ("inbox", cause.name) in handlers:
+                    raise Invalid(what="inbox", world=name, name=cause.name, why="handled twice")
+                handlers[("inbox", cause.name)] = _of_mail(cause, method)
             else:
                 handlers[("event", self._event_names[cause])] = method
         try:
@@ -163,6 +178,30 @@ def _of_receipt(effect: Effect[Any, Any], method: Callable[..., None]) -> Handle
     def handle(state: Any, ingress: Ingress, cx: Any) -> None:
         assert ingress.kind is Kind.RECEIPT
         method(state, effect.receipt(codec.unpack_as(StoredReceipt, ingress.value)), cx)
+
+    return handle
+
+
+def _of_mail(inbox: Inbox, method: Callable[..., None]) -> Handler:
+    def handle(state: Any, ingress: Ingress, cx: Context) -> None:
+        assert ingress.kind is Kind.INBOX
+        try:
+            payload = codec.unpack(ingress.value)
+            if inbox.kind is not Any:
+                payload = msgspec.convert(payload, inbox.kind)
+        except msgspec.MsgspecError as error:
+            raise Invalid(what="payload", inbox=inbox.name, why=str(error)) from None
+        mail = Mail(
+            inbox.name,
+            payload,
+            cx.headers,
+            cx.from_universe or "",
+            cx.from_world or "",
+            cx.from_height or 0,
+            cx.message_id or b"",
+            cx.correlation_id,
+        )
+        method(state, mail, cx)
 
     return handle
 

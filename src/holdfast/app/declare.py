@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 import typing
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -26,10 +27,11 @@ import msgspec
 
 from holdfast import codec
 from holdfast.config import EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
+from holdfast.effects.budget import Charge
 from holdfast.errors import Invalid
-from holdfast.messages import FABRIC_SEND, FabricReceipt, Intent, Status
+from holdfast.messages import Intent, Status
 from holdfast.messages import Receipt as StoredReceipt
-from holdfast.roles.adapter import BadResult
+from holdfast.roles.doing import BadResult, Billing, Hold
 from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.world.catalog import check_text
 from holdfast.world.context import EffectCall
@@ -70,13 +72,60 @@ class Receipt(msgspec.Struct, Generic[T], frozen=True):
         return self.status == Status.OK.value
 
 
+class _Unheld:
+    """A call that nobody waits for: made by hand, in a test."""
+
+    dropped = False
+
+    def progress(self) -> None:
+        return
+
+
 class Call(msgspec.Struct, frozen=True):
     """What an effect is told besides its arguments. All calls of one intent have one key."""
 
     idempotency_key: str
     attempt: int
     world: str
+    # By store time: when this attempt is out of time, unless it makes progress.
     deadline_ns: int = 0
+    hold: Any = _Unheld()
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether nobody waits for the answer any more: it was cancelled, or is out of time."""
+        return bool(self.hold.dropped)
+
+    def progress(self) -> None:
+        """Say that it goes on: the attempt has its whole `timeout_s` again from now."""
+        self.hold.progress()
+
+
+class Mail(msgspec.Struct, Generic[T], frozen=True):
+    """What was put into a named inbox by `cx.post`, and where it came from."""
+
+    inbox: str
+    payload: T
+    headers: dict[str, str]
+    from_universe: str
+    from_world: str
+    from_height: int
+    message_id: bytes
+    correlation_id: str | None = None
+
+
+class Inbox(NamedTuple):
+    """A named inbox as a cause: made by `hf.inbox`."""
+
+    name: str
+    # What its payloads are converted to.
+    kind: Any = Any
+
+
+def inbox(name: str, kind: Any = Any) -> Inbox:
+    """Name an inbox, for `@hf.on(hf.inbox("orders"))`; with a type, payloads are checked against it."""
+    check_text("inbox", name)
+    return Inbox(name, kind)
 
 
 class Costed(msgspec.Struct, Generic[T], frozen=True):
@@ -106,6 +155,9 @@ class Effect(Generic[P, T]):
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", kind)
         self._signature = inspect.signature(fn)
+        # The fast way to check a call: how many arguments there may be, if only their number counts.
+        self._arity = _arity(self._signature)
+        self.asynchronous = inspect.iscoroutinefunction(fn)
         hints = typing.get_type_hints(fn)
         self.returns: Any = _returned(hints.get("return", Any))
         self._takes = [hints.get(name, Any) for name in list(self._signature.parameters)[1:]]
@@ -121,7 +173,8 @@ class Effect(Generic[P, T]):
                 what="option", found=sorted(options.keys() - known), expected=sorted(known)
             )
         try:
-            self._signature.bind(None, *args)
+            if self._arity is None or not self._arity[0] <= len(args) <= self._arity[1]:
+                self._signature.bind(None, *args)
             params = codec.pack(list(args))
             self._arguments(params)
         except (TypeError, ValueError, OverflowError) as error:
@@ -137,10 +190,10 @@ class Effect(Generic[P, T]):
             options.get("key"),
         )
 
-    def perform(self, intent: Intent, attempt: int, deadline_ns: int) -> Any:
+    def perform(self, intent: Intent, attempt: int, deadline_ns: int, hold: Hold) -> Any:
         """Call the function for an intent; all its calls have one idempotency key."""
         key = f"{intent.generation}-{intent.intent_hash.hex()}"
-        call = Call(key, attempt, intent.origin_name, deadline_ns)
+        call = Call(key, attempt, intent.origin_name, deadline_ns, hold)
         return self.fn(call, *self._arguments(intent.params))
 
     def dump(self, result: Any) -> bytes:
@@ -148,12 +201,24 @@ class Effect(Generic[P, T]):
         try:
             packed = codec.pack(value)
             _as(self.returns, codec.unpack(packed))
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadResult(kind=self.kind, why=str(error)) from None
         return packed
 
+    def billing(self) -> Billing | None:
+        return None
+
+    def bill(self, intent: Intent, result: Any) -> list[Charge]:
+        return []
+
+    def unbilled(self, error: Exception) -> bool:
+        return True
+
     def cost_of(self, result: Any) -> float:
-        return result.cost if isinstance(result, Costed) else 0.0
+        cost = result.cost if isinstance(result, Costed) else 0.0
+        if not isinstance(cost, int | float) or not math.isfinite(cost):
+            raise BadResult(kind=self.kind, why="a cost is a number", found=repr(cost)[:64])
+        return float(cost)
 
     def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
         value = None
@@ -241,12 +306,12 @@ def upcast(
 
 
 def on(*causes: Any) -> Callable[[M], M]:
-    """Mark a method as the handler of events (by class) or of receipts (by effect)."""
+    """Mark a method as the handler of events (by class), receipts (by effect) or an inbox."""
     if not causes:
         raise Invalid(what="on", why="names the events or effects that the method handles")
 
     for cause in causes:
-        if not (is_event(cause) or isinstance(cause, Effect)):
+        if not (is_event(cause) or isinstance(cause, Effect | Inbox)):
             raise Invalid(what="on", found=repr(cause)[:64], why="neither an event nor an effect")
 
     def mark(method: M) -> M:
@@ -290,6 +355,14 @@ def _check_reducer(world: type[World], name: str, method: Callable[..., object])
         raise Invalid(what="handler", world=world.__name__, name=name, why=why)
 
 
+def _arity(signature: inspect.Signature) -> tuple[int, int] | None:
+    """How many arguments there may be after the call; None when it takes more to say."""
+    taken = list(signature.parameters.values())[1:]
+    if any(one.kind is not one.POSITIONAL_OR_KEYWORD for one in taken):
+        return None
+    return sum(one.default is one.empty for one in taken), len(taken)
+
+
 def _returned(hint: Any) -> Any:
     """What a receipt's value is, by what the function says that it returns."""
     if typing.get_origin(hint) is Costed:
@@ -313,11 +386,3 @@ def _check_count(what: str, found: Any, most: int) -> None:
 
 def is_event(kind: Any) -> bool:
     return isinstance(kind, type) and (issubclass(kind, Event) or dataclasses.is_dataclass(kind))
-
-
-def _told_of_mail(call: Call) -> FabricReceipt:
-    raise AssertionError("mail is delivered by the runtime")
-
-
-# What `@hf.on(hf.sent)` handles: receipts of `cx.send`, for worlds that care.
-sent: Effect[[Call], FabricReceipt] = Effect(FABRIC_SEND, _told_of_mail)

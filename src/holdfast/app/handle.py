@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from holdfast import codec
@@ -15,9 +16,9 @@ from holdfast.store.api import Txn
 from holdfast.world import catalog, entry, ingress, kernel
 from holdfast.world.catalog import Event as Change
 from holdfast.world.catalog import Lineage, WorldRecord, subject_of
+from holdfast.world.cycle import entries_topic
 from holdfast.world.entry import Step
 from holdfast.world.fork import cut, made_before, plant
-from holdfast.world.host import entries_topic
 from holdfast.world.ingress import Address, Delivered
 from holdfast.world.inherit import check_policies
 from holdfast.world.restore import restore
@@ -89,6 +90,19 @@ class WorldHandle(Generic[W]):
         """The state after the last entry, or after entry `at`."""
         found: W = self._runtime.store.read(self._state, at)
         return found
+
+    def wait_for(self, condition: Callable[[W], object], *, timeout: float = 30.0) -> W:
+        """The state as soon as it fulfils the condition, looked at after each commit of the world."""
+        runtime = self._runtime
+        deadline_ns = runtime.clock.mono_ns() + int(timeout * 1e9)
+        topic = entries_topic(runtime.store.read(self._subject))
+        since = runtime.store.wait(topic, 0, 0.0)
+        while not condition(state := self.state()):
+            left = (deadline_ns - runtime.clock.mono_ns()) / 1e9
+            if left <= 0:
+                raise Timeout(what="state", world=self.name, waited_s=timeout)
+            since = runtime.store.wait(topic, since, left)
+        return state
 
     def journal(self, lo: int = 1, hi: int | None = None) -> list[JournalEntry]:
         """Entries lo <= height < hi, oldest first."""

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from holdfast import store as stores
 from holdfast.app.app import App
 from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
@@ -13,10 +12,12 @@ from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import Invalid
 from holdfast.messages import Ingress, event_ingress
 from holdfast.roles.adapter import AdapterPool
+from holdfast.roles.fabric import check_peers
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Service
 from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
+from holdfast.store import open as open_store
 from holdfast.store.api import Store
 from holdfast.world import ingress
 from holdfast.world.catalog import check_text, check_universe
@@ -42,8 +43,10 @@ class Runtime:
         worker: str | None = None,
         policy: WorkerPolicy | None = None,
         kinds: Sequence[str] | None = None,
+        stores: Mapping[str, str | Store] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
+        """`stores` says where universes are to which worlds of this one send, by URL."""
         self.app = app
         self.universe = app.universe if universe is None else universe
         self.clock = clock
@@ -56,7 +59,9 @@ class Runtime:
         self.worker = f"worker-{self.incarnation[:8]}" if worker is None else worker
         check_text("worker", self.worker)
         self._opened = isinstance(url, str)
-        self.store: Store = stores.open(url, clock=clock) if isinstance(url, str) else url
+        check_peers(self.universe, stores or {})
+        self._peers = stores
+        self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
         self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]
         for role in self.roles:
             role.start()
@@ -99,12 +104,11 @@ class Runtime:
                 adapters=self.app.effects,
                 worker=self.worker,
                 kinds=kinds,
+                stores=self._peers,
                 clock=self.clock,
             )
         if name == "timer":
-            return TimerWorker(
-                self.store, universe=self.universe, worker=self.worker, clock=self.clock
-            )
+            return TimerWorker(self.store, universe=self.universe, clock=self.clock)
         if name == "orchestrator":
             lease_ttl_s = (policy or WorkerPolicy()).lease_ttl_s
             return Orchestrator(

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import argparse
+from itertools import chain, islice
 from typing import Any
 
-from holdfast.cli import effects
+from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
+from holdfast.cli.attempts import attempts_document, attempts_text, error_text
 from holdfast.cli.output import (
     emit,
     fields,
     payload_document,
     payload_text,
-    printable,
     table,
     time_text,
 )
+from holdfast.cli.redrive import (
+    add_conditions,
+    add_selection,
+    chosen,
+    drive,
+    misused,
+    selection_of,
+)
 from holdfast.cli.target import add_options, existing
-from holdfast.config import BATCH_MAX
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
 from holdfast.errors import NotFound
-from holdfast.ops.pending import effect_queue
+from holdfast.ops import pending
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
@@ -32,10 +40,11 @@ PAYLOAD_SHOWN_CHARS_MAX = 4000
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="by seq, oldest first")
-    listed.add_argument("queue", metavar="QUEUE")
+    listed = actions.add_parser("list", help="by seq, oldest first; without QUEUE, which have any")
+    listed.add_argument("queue", metavar="QUEUE", nargs="?")
     listed.add_argument("--after", metavar="SEQ", type=int, default=0, help="begin after this one")
     listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
+    add_conditions(listed)
     add_options(listed)
 
     shown = actions.add_parser("show", help="everything that was kept of one")
@@ -45,19 +54,40 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     redriven = actions.add_parser("redrive", help="put them back as new items with fresh counts")
     redriven.add_argument("queue", metavar="QUEUE")
-    effects.add_selection(redriven)
+    add_selection(redriven)
     add_options(redriven)
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "redrive" and misused(args):
+        return EXIT_USAGE
     with existing(args) as store:
-        {"list": _list, "show": _show, "redrive": _redrive}[args.action](store, args)
-    return 0
+        if args.action == "redrive":
+            return _redrive(store, args)
+        if args.action == "show":
+            _show(store, args)
+        elif args.queue:
+            _list(store, args)
+        else:
+            _queues(store, args)
+    return EXIT_OK
+
+
+def _queues(store: Store, args: argparse.Namespace) -> None:
+    found = [(name, counts.dead) for name, counts in store.read(pending.queues) if counts.dead]
+    documents = [{"queue": name, "dead": dead} for name, dead in found]
+    text = table(("queue", "dead"), found) if found else "no dead letters"
+    emit(args, {"queues": documents}, text)
 
 
 def _list(store: Store, args: argparse.Namespace) -> None:
-    letters = store.read(queue.dead, args.queue, args.after, args.limit)
     counts = store.read(queue.counts, args.queue)
+    selection = selection_of(store, args)
+    if any(selection):
+        pages = chosen(store, args.queue, selection, after=args.after)
+        letters = list(islice(chain.from_iterable(pages), args.limit))
+    else:
+        letters = store.read(queue.dead, args.queue, args.after, args.limit)
     rows = [
         (
             str(letter.seq),
@@ -72,7 +102,7 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     ]
     header = ("seq", "code", "failures", "expiries", "died", "payload", "error")
     text = f"no dead letters in {args.queue}" if not rows else table(header, rows)
-    if rows and counts.dead > len(rows):
+    if rows and (counts.dead > len(rows) if not any(selection) else len(rows) == args.limit):
         text += f"\n{len(rows)} of {counts.dead:,}; more with --after {letters[-1].seq}"
     emit(
         args,
@@ -83,7 +113,10 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 
 def _show(store: Store, args: argparse.Namespace) -> None:
     letter, payload = store.read(_letter, args.queue, args.seq)
-    document = _document(letter) | {"payload": payload_document(payload)}
+    document = _document(letter) | {
+        "payload": payload_document(payload),
+        "attempts": attempts_document(letter),
+    }
     pairs: list[tuple[str, object]] = [
         ("queue", letter.queue),
         ("seq", str(letter.seq)),
@@ -95,37 +128,30 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("redrive of", letter.redrive_of),
         ("payload", payload_text(payload, PAYLOAD_SHOWN_CHARS_MAX)),
     ]
-    error = "\n".join(f"    {printable(line)}" for line in letter.error.splitlines())
     store_option = f" --store {args.store}" if args.store else ""
     again = f"another try: holdfast dead redrive {letter.queue} {letter.seq}{store_option}"
-    emit(args, document, f"{fields(pairs)}\nerror\n{error}\n{again}")
+    text = fields(pairs) + error_text(letter.error) + attempts_text(letter)
+    emit(args, document, f"{text}\n{again}")
 
 
-def _redrive(store: Store, args: argparse.Namespace) -> None:
-    found = effect_queue(args.queue)
+def _redrive(store: Store, args: argparse.Namespace) -> int:
+    found = pending.effect_queue(args.queue)
     if found is not None:
         # The same item again would end without a receipt: its world has had one.
-        made = effects.redrive(store, *found, args)
-        text = "\n".join(f"{old} → {new.hex()}" for old, new in made)
-        documents = [{"dead": old, "intent": new.hex()} for old, new in made]
-        text = text or f"no dead letters in {args.queue}"
-        emit(args, {"queue": args.queue, "redriven": documents}, text)
-        return
-    pairs: list[tuple[int, int]] = []
-    if not args.seqs:
-        # Only what is dead now: what dies again meanwhile has a higher seq and is left alone.
-        last = 0
-        waiting = store.read(queue.counts, args.queue).dead
-        while waiting > 0 and (
-            letters := store.read(queue.dead, args.queue, last, min(waiting, BATCH_MAX))
-        ):
-            seqs = [letter.seq for letter in letters if args.code in (None, letter.code)]
-            pairs += zip(seqs, store.transact(queue.redrive, args.queue, seqs), strict=True)
-            last, waiting = letters[-1].seq, waiting - len(letters)
-    else:
-        pairs += zip(args.seqs, store.transact(queue.redrive, args.queue, args.seqs), strict=True)
-    text = "\n".join(f"{old} → {new}" for old, new in pairs) or f"no dead letters in {args.queue}"
-    emit(args, {"queue": args.queue, "redriven": [{"dead": a, "item": b} for a, b in pairs]}, text)
+        return effects.redrive(store, *found, args)
+    selection = selection_of(store, args)
+    if args.dry_run:
+        return effects.would(store, args.queue, args, selection)
+
+    def again(seqs: list[int]) -> list[int]:
+        made: list[int] = store.transact(queue.redrive, args.queue, seqs)
+        return made
+
+    driven = drive(store, args.queue, args, again, selection=selection)
+    documents = [{"dead": old, "item": new} for old, new in driven.made]
+    lines = [f"{old} → {new}" for old, new in driven.made]
+    document = {"queue": args.queue, "redriven": documents}
+    return effects.tell(args, args.queue, driven, document, lines)
 
 
 def _letter(txn: Txn, name: str, seq: int) -> tuple[Dead, bytes]:

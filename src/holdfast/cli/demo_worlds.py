@@ -7,9 +7,10 @@ no cent is missing, every payment was told once, and a replay of every journal c
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from holdfast.app.runtime import Runtime
@@ -19,6 +20,7 @@ from holdfast.errors import Timeout
 from holdfast.world import restore
 from holdfast.world.catalog import worlds
 
+BANK = "holdfast.cli.demo_bank:app"
 ACCOUNTS = 20
 OPENING = 1_000
 PAYMENTS = 1_000
@@ -34,13 +36,16 @@ Progress = Callable[[str], None]
 class Up:
     """A worker process: `holdfast up`."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(
+        self, path: Path, name: str, app: str = BANK, env: Mapping[str, str] | None = None
+    ) -> None:
         self.name = name
         options = ["--store", str(path), "--worker", name, "--lease-s", str(LEASE_S)]
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli", "up", "holdfast.cli.demo_bank:app", *options],
+            [sys.executable, "-m", "holdfast.cli", "up", app, *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
+            env={**os.environ, **(env or {})},
             start_new_session=True,
         )
         assert self._process.stdout is not None

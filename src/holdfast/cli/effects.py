@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from typing import Any
 
+from holdfast.cli import EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from holdfast.cli.attempts import attempts_document, attempts_text, error_text
 from holdfast.cli.output import emit, fields, table, time_text
+from holdfast.cli.redrive import (
+    Driven,
+    Selection,
+    add_selection,
+    chosen,
+    drive,
+    misused,
+    selection_of,
+)
 from holdfast.cli.target import add_options, existing
-from holdfast.clock import SYSTEM, Clock
-from holdfast.config import BATCH_MAX
-from holdfast.durable import queue
 from holdfast.errors import Invalid, NotFound
 from holdfast.ops import pending
-from holdfast.ops.pending import EffectRow
+from holdfast.ops.pending import EffectRow, IntentRow
 from holdfast.roles import receipts
 from holdfast.store.api import Store
 from holdfast.world import publish
 
-RATE_PER_S = 100.0
+LIST_MAX = 100
+_TIMES = {"ready": "wanted", "delayed": "not before", "claimed": "claim ends", "dead": "died"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -25,9 +34,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
     listed = actions.add_parser("list", help="how many wait, are being done, are dead, by kind")
     listed.add_argument("kind", metavar="KIND", nargs="?", help="this kind only")
+    listed.add_argument(
+        "--state", choices=pending.STATES, help="the intents of KIND that are in this state"
+    )
+    listed.add_argument("--after", metavar="SEQ", type=int, default=0, help="dead ones after this")
+    listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
     add_universe(listed)
 
-    shown = actions.add_parser("show", help="where one intent is")
+    shown = actions.add_parser("show", help="where one intent is, and each attempt at it")
     shown.add_argument("intent", metavar="INTENT", help="its hash, in hexadecimal")
     add_universe(shown)
 
@@ -42,63 +56,66 @@ def add_universe(parser: argparse.ArgumentParser) -> None:
     add_options(parser)
 
 
-def add_selection(parser: argparse.ArgumentParser) -> None:
-    """Which dead letters, and how fast."""
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("seqs", metavar="SEQ", type=int, nargs="*", default=[])
-    which.add_argument("--all", action="store_true", help="all that are dead now")
-    which.add_argument("--code", metavar="CODE", help="those that died of this, of all dead now")
-    parser.add_argument(
-        "--rate", metavar="N", type=float, default=RATE_PER_S, help=f"a second ({RATE_PER_S:g})"
-    )
-
-
 def run(args: argparse.Namespace) -> int:
+    if args.action == "redrive" and misused(args):
+        return EXIT_USAGE
     with existing(args) as store:
-        {"list": _list, "show": _show, "redrive": _redrive}[args.action](store, args)
-    return 0
+        return {"list": _list, "show": _show, "redrive": _redrive}[args.action](store, args)
 
 
-def redrive(
-    store: Store,
-    universe: str,
-    kind: str,
+def redrive(store: Store, universe: str, kind: str, args: argparse.Namespace) -> int:
+    """Dead effects again, each as a new intent: its world has had a receipt for the old one."""
+    name = publish.effects(universe, kind)
+    selection = selection_of(store, args, universe)
+    if args.dry_run:
+        return would(store, name, args, selection)
+
+    def again(seqs: list[int]) -> list[bytes]:
+        made: list[bytes] = store.transact(receipts.redrive_effects, universe, kind, seqs)
+        return made
+
+    driven = drive(store, name, args, again, selection=selection)
+    documents = [{"dead": old, "intent": new.hex()} for old, new in driven.made]
+    lines = [f"{old} → {new.hex()}" for old, new in driven.made]
+    return tell(args, name, driven, {"kind": kind, "redriven": documents}, lines)
+
+
+def would(store: Store, name: str, args: argparse.Namespace, selection: Selection) -> int:
+    """Say what a redrive would take, and take nothing."""
+    seqs = list(args.seqs)
+    if not seqs:
+        pages = chosen(store, name, selection)
+        seqs = [letter.seq for page in pages for letter in page][: args.limit]
+    text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be redriven, and nothing was"])
+    emit(args, {"queue": name, "would_redrive": seqs}, text)
+    return EXIT_OK
+
+
+def tell(
     args: argparse.Namespace,
-    clock: Clock = SYSTEM,
-) -> list[tuple[int, bytes]]:
-    """Dead effects and the intents in their place. No more a second than `--rate`."""
-    if not 0 < args.rate <= BATCH_MAX:
-        raise Invalid(what="--rate", found=args.rate, min=0, max=BATCH_MAX)
-    made: list[tuple[int, bytes]] = []
-    # So many to a commit that a commit a second keeps the rate.
-    batch = max(1, int(args.rate))
-    for seqs in _batches(store, publish.effects(universe, kind), args, batch):
-        if made:
-            clock.sleep(len(seqs) / args.rate)
-        new: list[bytes] = store.transact(receipts.redrive_effects, universe, kind, seqs)
-        made += zip(seqs, new, strict=True)
-    return made
+    name: str,
+    driven: Driven[Any],
+    document: dict[str, Any],
+    lines: list[str],
+) -> int:
+    """What was redriven, what was not, and whether somebody put an end to it."""
+    lines += [f"{seq} stays dead: {why}" for seq, why in driven.refused]
+    if driven.stopped:
+        lines.append("stopped: what is not listed is still dead, and the same command goes on")
+    document |= {
+        "refused": [{"dead": seq, "why": why} for seq, why in driven.refused],
+        "stopped": driven.stopped,
+    }
+    emit(args, document, "\n".join(lines) or f"no dead letters in {name}")
+    return EXIT_INTERRUPTED if driven.stopped else EXIT_OK
 
 
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _batches(store: Store, name: str, args: argparse.Namespace, batch: int) -> Iterator[list[int]]:
-    """Numbers of the letters that are meant, of those that are dead now."""
-    if args.seqs:
-        for start in range(0, len(args.seqs), batch):
-            yield args.seqs[start : start + batch]
-        return
-    # What dies again meanwhile has a higher number and is left alone.
-    waiting, last = store.read(queue.counts, name).dead, 0
-    while waiting > 0 and (letters := store.read(queue.dead, name, last, min(waiting, batch))):
-        last, waiting = letters[-1].seq, waiting - len(letters)
-        seqs = [letter.seq for letter in letters if args.code in (None, letter.code)]
-        if seqs:
-            yield seqs
-
-
-def _list(store: Store, args: argparse.Namespace) -> None:
+def _list(store: Store, args: argparse.Namespace) -> int:
+    if args.state:
+        return _intents(store, args)
     rows = store.read(pending.kinds, args.universe, args.kind)
     several = len({row.universe for row in rows}) > 1
     names = ("ready", "delayed", "claimed", "dead", "done")
@@ -113,13 +130,52 @@ def _list(store: Store, args: argparse.Namespace) -> None:
     ]
     text = table(["universe"] * several + ["kind", *names], cells) if rows else "no effects"
     emit(args, {"effects": documents}, text)
+    return EXIT_OK
 
 
-def _show(store: Store, args: argparse.Namespace) -> None:
+def _intents(store: Store, args: argparse.Namespace) -> int:
+    if not args.kind:
+        raise Invalid(what="--state", why="say which kind: holdfast effects list KIND --state …")
+    universe = _universe_of(store, args)
+    rows: list[IntentRow] = store.read(
+        pending.intents, universe, args.kind, args.state, args.after, args.limit
+    )
+    cells = [
+        (
+            row.intent.intent_hash.hex(),
+            row.world,
+            row.intent.tag or None,
+            time_text(row.time_ns),
+            row.attempts,
+            row.owner or None,
+            row.code or None,
+        )
+        for row in rows
+    ]
+    header = ("intent", "world", "tag", _TIMES[args.state], "attempts", "by", "code")
+    documents = [
+        {
+            "seq": row.seq,
+            "intent": row.intent.intent_hash.hex(),
+            "world": row.world,
+            "tag": row.intent.tag,
+            "time_ns": row.time_ns,
+            "attempts": row.attempts,
+            "owner": row.owner or None,
+            "code": row.code or None,
+        }
+        for row in rows
+    ]
+    text = table(header, cells) if rows else f"no {args.kind} is {args.state}"
+    emit(args, {"kind": args.kind, "state": args.state, "intents": documents}, text)
+    return EXIT_OK
+
+
+def _show(store: Store, args: argparse.Namespace) -> int:
     row: EffectRow = store.read(pending.effect, args.intent, args.universe)
-    known, item, letter = row.dispatched, row.item, row.letter
+    known, item, letter, intent = row.wanted, row.item, row.letter, row.intent
     held = item or letter
-    document = {
+    document: dict[str, Any] = {
         "universe": row.universe,
         "intent": row.intent_hash.hex(),
         "kind": known.effect_kind,
@@ -133,22 +189,29 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         "not_before_ns": item.not_before_ns if item else None,
         "code": (held.code if held else "") or None,
         "error": (held.error if held else "") or None,
+        "redrive_of": intent.redrive_of.hex() if intent and intent.redrive_of else None,
+        "attempts": attempts_document(held),
     }
-    shown = {**document, "not_before_ns": None, "seq": str(known.seq)}
+    shown = {**document, "seq": str(known.seq)}
+    for name in ("not_before_ns", "attempts", "error"):
+        del shown[name]
     if item and item.not_before_ns:
         shown["not before"] = time_text(item.not_before_ns)
     pairs = [(name, value) for name, value in shown.items() if value not in (None, "")]
-    emit(args, document, fields(pairs))
+    emit(args, document, fields(pairs) + error_text(document["error"]) + attempts_text(held))
+    return EXIT_OK
 
 
-def _redrive(store: Store, args: argparse.Namespace) -> None:
+def _redrive(store: Store, args: argparse.Namespace) -> int:
+    return redrive(store, _universe_of(store, args), args.kind, args)
+
+
+def _universe_of(store: Store, args: argparse.Namespace) -> str:
+    """The one universe that has effects of this kind."""
     rows = store.read(pending.kinds, args.universe, args.kind)
     if not rows:
         raise NotFound(what="effect", kind=args.kind)
     if len(rows) > 1:
         where = [row.universe for row in rows]
         raise Invalid(what="effect", why="in several universes: say which", universes=where)
-    made = redrive(store, rows[0].universe, args.kind, args)
-    text = "\n".join(f"{old} → {new.hex()}" for old, new in made) or f"no dead {args.kind}"
-    documents = [{"dead": old, "intent": new.hex()} for old, new in made]
-    emit(args, {"kind": args.kind, "redriven": documents}, text)
+    return rows[0].universe

@@ -52,6 +52,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kinds", metavar="A,B", help="the adapter does these kinds of effects only; else all"
     )
+    parser.add_argument(
+        "--peer",
+        metavar="UNIVERSE=URL",
+        action="append",
+        default=[],
+        help="the store of another universe, for mail to its worlds; repeat for more",
+    )
     parser.add_argument("--worker", metavar="ID", help="a name that stays the same after a restart")
     parser.add_argument(
         "--lease-s",
@@ -80,6 +87,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 @app_is_usage
 def run(args: argparse.Namespace) -> int:
     policy = policy_of(args)
+    peers = peers_of(args.peer)
     app = load_app(args.app)
     told_to_stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,6 +100,7 @@ def run(args: argparse.Namespace) -> int:
             worker=args.worker,
             policy=policy,
             kinds=None if args.kinds is None else args.kinds.split(","),
+            stores=peers,
         )
         with Watchdog(runtime.roles, runtime.clock, args.stuck_s), runtime:
             if _await_first_round(runtime, told_to_stop):
@@ -114,6 +123,18 @@ def policy_of(args: argparse.Namespace) -> WorkerPolicy:
         stuck_max=args.stuck_max,
         heartbeat_s=min(usual.heartbeat_s, args.lease_s / 10),
     )
+
+
+def peers_of(given: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for one in given:
+        universe, _, url = one.partition("=")
+        if not universe or not url:
+            raise Invalid(what="--peer", found=one, expected="UNIVERSE=URL")
+        if universe in found:
+            raise Invalid(what="--peer", universe=universe, why="given twice")
+        found[universe] = url
+    return found
 
 
 def require_running(roles: list[Service]) -> None:

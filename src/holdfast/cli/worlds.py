@@ -1,13 +1,16 @@
 """`holdfast worlds`: which there are, how each one is, what it went through, and what to do with it.
 
 A world is named `Type/name`, or by its id. What is stored can be shown without the code; with
-`--app` events are shown as the code sees them, and a fork may start at any height.
+`--app` states are known, events are shown as the code sees them, and a fork may start at any height.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 from typing import Any
+
+import msgspec
 
 from holdfast import codec
 from holdfast.app.app import App
@@ -22,9 +25,10 @@ from holdfast.ops import inventory, service
 from holdfast.ops.application import load_app
 from holdfast.ops.inventory import WorldRow
 from holdfast.store.api import Store, Txn
-from holdfast.world import catalog, entry
+from holdfast.world import catalog, entry, kernel
 from holdfast.world.catalog import Event, WorldRecord, subject_of
 from holdfast.world.entry import Step
+from holdfast.world.restore import restore
 
 LIST_MAX = 100
 ENTRIES_MAX = 100
@@ -49,6 +53,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     shown = actions.add_parser("show", help="status, blocker, height, lease, lineage")
     _add_world(shown)
 
+    known = actions.add_parser("state", help="its fields, now or after any entry; needs the code")
+    _add_world(known)
+    known.add_argument("--at", metavar="HEIGHT", type=int, help="after this entry; else as it is")
+    known.add_argument("--app", metavar="MODULE:APP", required=True, help="whose world it is")
+
     read = actions.add_parser("journal", help="what it went through, oldest first")
     _add_world(read)
     read.add_argument("--from", dest="lo", metavar="HEIGHT", type=int, help="begin with this entry")
@@ -70,7 +79,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 @app_is_usage
 def run(args: argparse.Namespace) -> int:
     with existing(args) as store:
-        {"list": _list, "show": _show, "journal": _journal, "fork": _fork}.get(
+        {"list": _list, "show": _show, "state": _state, "journal": _journal, "fork": _fork}.get(
             args.action, _change
         )(store, args)
     return 0
@@ -152,6 +161,30 @@ def _told(txn: Txn, name: str, universe: str | None) -> tuple[WorldRow, list[Wor
     return inventory.look(txn, record), inventory.lineage(txn, record)
 
 
+# -- state ---------------------------------------------------------------------------------------
+
+
+def _state(store: Store, args: argparse.Namespace) -> None:
+    app = load_app(args.app)
+    record = store.read(inventory.resolve, args.world, args.universe)
+    if record.type not in app.programs:
+        raise Invalid(what="world", type=record.type, why="the app has no such world")
+    found = store.read(_fields_of, record, app, args.at)
+    document = {"world": f"{record.type}/{record.name}", "at": args.at, "state": found}
+    lines = [
+        (name, printable(json.dumps(value, ensure_ascii=False))) for name, value in found.items()
+    ]
+    emit(args, document, fields(lines) if lines else "no fields")
+
+
+def _fields_of(txn: Txn, record: WorldRecord, app: App, at: int | None) -> dict[str, Any]:
+    program = app.programs[record.type]
+    world = kernel.World(record.universe, record.world_id, record.name, program, app)
+    # As JSON has it: bytes are base64, times are text.
+    found: dict[str, Any] = json.loads(msgspec.json.encode(restore(txn, world, at=at).state))
+    return found
+
+
 # -- journal -------------------------------------------------------------------------------------
 
 
@@ -203,6 +236,7 @@ def _line(record: WorldRecord, found: Entry, app: App | None) -> dict[str, Any]:
         "code": step.code,
         "hash": found.hash.hex(),
         "correlation_id": ingress.correlation_id,
+        "from_universe": ingress.from_universe,
         "from_world": ingress.from_world,
     }
 
@@ -213,6 +247,8 @@ def _event(record: WorldRecord, step: Step, app: App | None) -> str:
     if ingress.kind is Kind.RECEIPT:
         receipt = codec.unpack_as(Receipt, ingress.value)
         return f"{receipt.effect_kind} {receipt.status.value} {receipt.code}".rstrip()
+    if ingress.kind is Kind.INBOX:
+        return f"{ingress.type} {codec.unpack(ingress.value)!r}"
     try:
         if app is not None and record.type in app.programs:
             return repr(app.programs[record.type].message(ingress))

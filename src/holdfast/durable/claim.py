@@ -28,6 +28,7 @@ from holdfast.durable.item import (
     Keys,
     State,
     Tally,
+    Tried,
     decode,
     keys_of,
     pack,
@@ -68,6 +69,7 @@ class Claim(Token, frozen=True):
     enqueued_ns: int
     payload: bytes
     blob: bytes = b""
+    tried: tuple[Tried, ...] = ()
 
     @property
     def token(self) -> Token:
@@ -101,9 +103,12 @@ def ack(txn: Txn, claims: Sequence[Token]) -> None:
 
 
 class Then(Record, frozen=True):
-    """An operation that is part of an ack: done if and only if the claim was still good."""
+    """An operation that is part of how a claim ends: done if and only if it was still good.
 
-    ack: int
+    `of` counts acks and then failures.
+    """
+
+    of: int
     operation: str
     args: bytes
 
@@ -118,8 +123,8 @@ def settle(
 ) -> list[str]:
     """The end of a batch, each claim judged alone: done, ready, delayed, dead or lost, in order.
 
-    `then` names what else is committed with an ack, by its index. If it cannot be done, the item
-    has failed, for a reason of its own: the rest of the batch goes on.
+    `then` names what else is committed with an end, by its index. If that of an ack cannot be done,
+    the item has failed, for a reason of its own: the rest of the batch goes on.
     """
     check_limit(len(acks) + len(fails), "claims")
     check_budget(budget)
@@ -128,7 +133,7 @@ def settle(
     ends: list[str] = []
     joined: defaultdict[int, list[Then]] = defaultdict(list)
     for one in then:
-        joined[one.ack].append(one)
+        joined[one.of].append(one)
     for index, token in enumerate(acks):
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
@@ -147,7 +152,7 @@ def settle(
         ends.append(DONE)
     for queue, n in acked.items():
         tallies[queue].move(State.CLAIMED, Event.ACK, n)
-    for failure in fails:
+    for index, failure in enumerate(fails, start=len(acks)):
         _check_failure(failure)
         queue = failure.claim.queue
         keys = keys_of(queue)
@@ -156,6 +161,7 @@ def settle(
         if item is None:
             ends.append(LOST)
             continue
+        _join(txn, joined.get(index, ()))
         end = _fail(txn, keys, item, packed_seq, failure, budget, tallies[queue])
         ends.append(end.value)
     for queue, tally in tallies.items():
@@ -246,6 +252,11 @@ def extend(txn: Txn, claims: Sequence[Token], ttl_ns: int) -> list[int | None]:
     return answers
 
 
+def holds(txn: Txn, claim: Token) -> bool:
+    """Whether this is the item's current claim, and live."""
+    return _held(txn, keys_of(claim.queue), claim, pack_int(claim.seq)) is not None
+
+
 def _held(txn: Txn, keys: Keys, token: Token, packed_seq: bytes) -> Item | None:
     """The item, if the token is its current claim and live."""
     row = txn.get(keys.items + packed_seq)
@@ -274,8 +285,9 @@ def _fail(
     tally: Tally,
 ) -> State:
     failures = item.failures + 1
+    tried = items.tried(item, "failed", txn.now_ns, failure.code, failure.error)
     if not failure.retryable or failures >= budget.failures_max:
-        after = replace(item, failures=failures)
+        after = replace(item, failures=failures, tried=tried)
         dead.inter(txn, keys, packed_seq, after, failure.code, failure.error)
         return tally.move(State.CLAIMED, Event.EXHAUST if failure.retryable else Event.BURY)
     after = replace(
@@ -284,6 +296,7 @@ def _fail(
         code=failure.code[:ERROR_CODE_CHARS_MAX],
         error=failure.error[:ERROR_TEXT_CHARS_MAX],
         not_before_ns=txn.now_ns + failure.delay_ns if failure.delay_ns else item.not_before_ns,
+        tried=tried,
     )
     give_back(txn, keys, packed_seq, item, after)
     return tally.move(State.CLAIMED, Event.DEFER if failure.delay_ns else Event.RETRY)
@@ -314,6 +327,7 @@ def claim_of(queue: str, packed_seq: bytes, item: Item) -> Claim:
         item.enqueued_ns,
         item.payload,
         item.blob,
+        item.tried,
     )
 
 

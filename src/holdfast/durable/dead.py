@@ -17,7 +17,7 @@ from holdfast.codec import Record
 from holdfast.config import ERROR_CODE_CHARS_MAX, ERROR_TEXT_CHARS_MAX
 from holdfast.durable import item as items
 from holdfast.durable.bounds import check_limit, check_time
-from holdfast.durable.item import Item, Keys, State, Tally, keys_of, pack, pack_int, seq_of
+from holdfast.durable.item import Item, Keys, State, Tally, Tried, keys_of, pack, pack_int, seq_of
 from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn, operation, resolve
@@ -42,6 +42,7 @@ class Dead(Record, frozen=True):
     blob: bytes = b""
     group: str = ""
     will: str = ""
+    tried: tuple[Tried, ...] = ()
 
 
 @operation
@@ -114,8 +115,10 @@ def dead(txn: Txn, queue: str, after_seq: int = 0, limit: int = 100) -> list[Dea
 
 
 def inter(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error: str) -> None:
-    """Replace a claimed item by its dead letter. The caller moves the counters."""
-    items.drop_claim(txn, keys, item, packed_seq)
+    """Replace an item by its dead letter. The caller moves the counters, and clears what index
+    an unclaimed one is in."""
+    if item.expires_ns:
+        items.drop_claim(txn, keys, item, packed_seq)
     txn.delete(keys.items + packed_seq)
     letter = _keep(txn, keys, packed_seq, item, code, error)
     if letter.will:
@@ -143,6 +146,7 @@ def _keep(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, code: str, error:
         item.blob,
         item.group,
         item.will,
+        item.tried,
     )
     txn.put(keys.dead + packed_seq, pack(letter))
     txn.put(keys.died + pack_int(letter.died_ns) + packed_seq, packed_seq)

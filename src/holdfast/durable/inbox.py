@@ -52,10 +52,20 @@ class Kept(Record, frozen=True):
 
 
 @operation
-def put(txn: Txn, world: str, key: str | None, body: bytes, issued_ns: int | None = None) -> Put:
-    """Deliver once per key; without a key, every time. A key of the system has its time of issue."""
+def put(
+    txn: Txn,
+    world: str,
+    key: str | None,
+    body: bytes,
+    issued_ns: int | None = None,
+    meaning: bytes = b"",
+) -> Put:
+    """Deliver once per key; without a key, every time. A key of the system has its time of issue.
+
+    `meaning` is what the key stands for, if that is less than the whole body.
+    """
     keys = _keys(world)
-    body_hash = sha256(body).digest() if key is not None else b""
+    body_hash = meaning or (sha256(body).digest() if key is not None else b"")
     if key is not None:
         first = dedupe.check(txn, SCOPE, _scoped(world, key), body_hash, issued_ns=issued_ns)
         if first is not None:
@@ -105,17 +115,31 @@ def advance(txn: Txn, world: str, to_seq: int) -> None:
             min=was,
             max=was + BATCH_MAX,
         )
-    lo, hi = keys.entries + tuples.pack_int(was + 1), keys.entries + tuples.pack_int(to_seq + 1)
-    rows = txn.scan(lo, hi, to_seq - was)
-    if len(rows) != to_seq - was:
-        raise NotFound(what="ingress", world=world, seq=to_seq, cursor=was)
-    for key, row in rows:
+    # Numbers have no gap, so each row is found by its key.
+    for seq in range(was + 1, to_seq + 1):
+        key = keys.entries + tuples.pack_int(seq)
+        row = txn.get(key)
+        if row is None:
+            raise NotFound(what="ingress", world=world, seq=seq, cursor=was)
         txn.delete(key)
         blob = _decode(row).blob
         if blob:
             blobs.release(txn, blob)
-    if rows:
+    if to_seq > was:
         txn.put(keys.cursor, schema.int_bytes(to_seq))
+
+
+def first(
+    txn: Txn, world: str, key: str, meaning: bytes, issued_ns: int | None = None
+) -> int | None:
+    """The seq under which a key was delivered; None when it is new."""
+    found = dedupe.check(txn, SCOPE, _scoped(world, key), meaning, issued_ns=issued_ns)
+    return None if found is None else schema.int_of(found)
+
+
+def delivered(txn: Txn, world: str, key: str) -> bool:
+    """Whether something came under this key, and is remembered."""
+    return dedupe.recall(txn, SCOPE, _scoped(world, key)) is not None
 
 
 def cursor(txn: Txn, world: str) -> int:

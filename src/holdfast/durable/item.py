@@ -23,7 +23,12 @@ from functools import lru_cache
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import BLOB_THRESHOLD_BYTES
+from holdfast.config import (
+    BLOB_THRESHOLD_BYTES,
+    ERROR_CODE_CHARS_MAX,
+    TRIED_ERROR_CHARS_MAX,
+    TRIED_KEPT,
+)
 from holdfast.durable.bounds import check_name
 from holdfast.errors import StoreCorrupt
 from holdfast.store import blobs, schema, tuples
@@ -61,6 +66,9 @@ ITEM = Transitions(
         (State.DELAYED, Event.DUE): State.READY,
         (State.DELAYED, Event.WITHDRAW): State.DONE,
         (State.READY, Event.WITHDRAW): State.DONE,
+        (State.READY, Event.DEFER): State.DELAYED,
+        (State.READY, Event.BURY): State.DEAD,
+        (State.CLAIMED, Event.WITHDRAW): State.DONE,
         (State.READY, Event.CLAIM): State.CLAIMED,
         (State.CLAIMED, Event.EXTEND): State.CLAIMED,
         (State.CLAIMED, Event.ACK): State.DONE,
@@ -72,6 +80,19 @@ ITEM = Transitions(
         (State.CLAIMED, Event.BURY): State.DEAD,
     },
 )
+
+
+class Tried(Record, frozen=True):
+    """An attempt that came to nothing: whose it was, when, and how it ended."""
+
+    number: int
+    owner: str
+    began_ns: int
+    ended_ns: int
+    # "failed", or "expired": its worker died or hung.
+    end: str
+    code: str = ""
+    error: str = ""
 
 
 class Item(Record, frozen=True):
@@ -94,6 +115,9 @@ class Item(Record, frozen=True):
     turn: int = 0
     # The operation that is told when the item dies, in the same commit (see `dead`).
     will: str = ""
+    claimed_ns: int = 0
+    # The last attempts, newest last.
+    tried: tuple[Tried, ...] = ()
 
 
 # What a new item is made of: payload, blob, priority, redrive_of, group, will.
@@ -115,7 +139,7 @@ class Keys:
 
     __slots__ = (
         "claims", "counts", "dead", "delayed", "died", "groups", "items", "last_seq", "owners",
-        "queue", "ready", "topic", "turn",
+        "queue", "ready", "topic", "turn", "withdrawn",
     )  # fmt: skip
 
     def __init__(self, queue: str) -> None:
@@ -128,6 +152,7 @@ class Keys:
         self.counts = schema.prefix(schema.Space.QUEUE, queue, "n")
         self.groups = schema.prefix(schema.Space.QUEUE, queue, "g")
         self.turn = schema.prefix(schema.Space.QUEUE, queue, "turn")
+        self.withdrawn = schema.prefix(schema.Space.QUEUE, queue, "withdrawn")
         self.last_seq = schema.sequence_key(self.items)
 
     def ready_key(self, priority: int, turn: int, packed_seq: bytes) -> bytes:
@@ -193,17 +218,30 @@ def counts_of(txn: Txn, keys: Keys) -> Counts:
     return Counts() if row is None else decode_counts(row)
 
 
-def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> list[int]:
-    """New items, under numbers never given before."""
+def insert(
+    txn: Txn,
+    keys: Keys,
+    bodies: Sequence[Body],
+    not_before_ns: int,
+    *,
+    turn: int = 0,
+    hung: bool = False,
+    call: bool = True,
+) -> list[int]:
+    """New items, under numbers never given before.
+
+    What is `hung` waits in the delayed index even if it is due, for it may go by another clock.
+    """
     now_ns = txn.now_ns
     last = txn.count(keys.last_seq)
     seqs = list(range(last + 1, last + 1 + len(bodies)))
-    delayed = not_before_ns > now_ns
+    delayed = not_before_ns > now_ns or hung
     due = keys.delayed + pack_int(not_before_ns)
     put, items = txn.put, keys.items
     for seq, (payload, blob, priority, redrive_of, group, will) in zip(seqs, bodies, strict=True):
         packed_seq = pack_int(seq)
-        turn = next_turn(txn, keys, priority, group) if group else 0
+        if group:
+            turn = next_turn(txn, keys, priority, group)
         item = Item(
             payload,
             blob,
@@ -223,7 +261,8 @@ def insert(txn: Txn, keys: Keys, bodies: Sequence[Body], not_before_ns: int) -> 
         tally = Tally()
         tally.enter(State.DELAYED if delayed else State.READY, len(seqs))
         tally.save(txn, keys)
-        txn.notify(keys.topic)
+        if call:
+            txn.notify(keys.topic)
     return seqs
 
 
@@ -260,6 +299,20 @@ def place(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:
     if len(payload) <= BLOB_THRESHOLD_BYTES:
         return payload, b""
     return b"", blobs.put(txn, payload)
+
+
+def tried(item: Item, end: str, ended_ns: int, code: str, error: str) -> tuple[Tried, ...]:
+    """The attempts with the one that ends now."""
+    latest = Tried(
+        item.claims,
+        item.owner,
+        item.claimed_ns,
+        ended_ns,
+        end,
+        code[:ERROR_CODE_CHARS_MAX],
+        error[:TRIED_ERROR_CHARS_MAX],
+    )
+    return (*item.tried, latest)[-TRIED_KEPT:]
 
 
 def load(txn: Txn, keys: Keys, packed_seq: bytes) -> Item:

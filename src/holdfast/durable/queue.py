@@ -21,6 +21,7 @@ from msgspec.structs import replace
 from holdfast.config import QUEUE_PRIORITY_MAX, QUEUE_SWEEP_EXTRA
 from holdfast.durable import dead as letters
 from holdfast.durable import item as items
+from holdfast.durable.admission import TAKE, Admission, Candidate, Verdict
 from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
 from holdfast.durable.claim import (
     DEFAULT_BUDGET,
@@ -36,6 +37,7 @@ from holdfast.durable.claim import (
     extend,
     fail,
     give_back,
+    holds,
     release,
     settle,
 )
@@ -48,6 +50,7 @@ from holdfast.durable.item import (
     Keys,
     State,
     Tally,
+    Tried,
     decode,
     keys_of,
     pack,
@@ -61,9 +64,9 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Row, Txn, operation, resolve
 
 __all__ = [
-    "ITEM", "Budget", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "ack",
-    "bury", "claim", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "next_due_ns", "payload_of",
-    "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw",
+    "ITEM", "TAKE", "Admission", "Budget", "Candidate", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "Tried", "Verdict", "ack",
+    "bury", "claim", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
+    "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw", "withdrawn",
 ]  # fmt: skip
 
 
@@ -110,7 +113,13 @@ def put_many(
 
 @operation
 def claim(
-    txn: Txn, queue: str, owner: str, limit: int, ttl_ns: int, budget: Budget = DEFAULT_BUDGET
+    txn: Txn,
+    queue: str,
+    owner: str,
+    limit: int,
+    ttl_ns: int,
+    budget: Budget = DEFAULT_BUDGET,
+    admission: Admission | None = None,
 ) -> list[Claim]:
     """Take up to `limit` items, by priority and seq, for `ttl_ns`."""
     keys = keys_of(queue)
@@ -123,52 +132,106 @@ def claim(
     _expire(txn, keys, _overdue(txn, keys, sweep), budget, tally)
     _wake(txn, keys, sweep, tally)
 
-    expires_ns = txn.now_ns + ttl_ns
+    now_ns = txn.now_ns
+    expires_ns = now_ns + ttl_ns
     by_expiry = keys.claims + pack_int(expires_ns)
     by_owner = keys.owners + pack_owner(owner)
     get, put, delete, by_seq = txn.get, txn.put, txn.delete, keys.items
     claims: list[Claim] = []
-    grouped: list[Item] = []
+    found: list[tuple[bytes, bytes, Item]] = []
     for key, packed_seq in txn.scan(keys.ready, tuples.after(keys.ready), limit):
         row = get(by_seq + packed_seq)
         was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
-        item = replace(was, claims=was.claims + 1, owner=owner, expires_ns=expires_ns)
+        found.append((key, packed_seq, was))
+    grouped = [was for _, _, was in found if was.group]
+    if grouped:
+        items.take_turns(txn, keys, grouped)
+    if admission is not None and found:
+        found = _admitted(txn, keys, found, admission, tally)
+    for key, packed_seq, was in found:
+        item = replace(
+            was, claims=was.claims + 1, owner=owner, expires_ns=expires_ns, claimed_ns=now_ns
+        )
         delete(key)
         put(by_seq + packed_seq, pack(item))
         put(by_expiry + packed_seq, packed_seq)
         put(by_owner + packed_seq, packed_seq)
         claims.append(claim_of(queue, packed_seq, item))
-        if item.turn:
-            grouped.append(item)
-    if grouped:
-        items.take_turns(txn, keys, grouped)
     if claims:
         tally.move(State.READY, Event.CLAIM, len(claims))
     tally.save(txn, keys)
     return claims
 
 
+def _admitted(
+    txn: Txn,
+    keys: Keys,
+    found: list[tuple[bytes, bytes, Item]],
+    admission: Admission,
+    tally: Tally,
+) -> list[tuple[bytes, bytes, Item]]:
+    """Those that may be claimed. What becomes of the others is done here."""
+    candidates = [
+        Candidate(seq_of(packed), item.group, payload_of(txn, item), item.failures, item.expiries)
+        for _, packed, item in found
+    ]
+    verdicts: list[Verdict] = resolve(admission.operation).fn(
+        txn, keys.queue, candidates, admission.args
+    )
+    taken = []
+    for one, verdict in zip(found, verdicts, strict=True):
+        key, packed_seq, item = one
+        if verdict.end == TAKE.end:
+            taken.append(one)
+            continue
+        txn.delete(key)
+        if verdict.end == "later":
+            not_before_ns = txn.now_ns + max(verdict.delay_ns, 1)
+            after = replace(item, not_before_ns=not_before_ns, code=verdict.code)
+            txn.put(keys.items + packed_seq, pack(after))
+            txn.put(keys.delayed + pack_int(not_before_ns) + packed_seq, packed_seq)
+            tally.move(State.READY, Event.DEFER)
+        elif verdict.end == "refuse":
+            letters.inter(txn, keys, packed_seq, item, verdict.code, verdict.error)
+            tally.move(State.READY, Event.BURY)
+        else:
+            txn.delete(keys.items + packed_seq)
+            if item.blob:
+                blobs.release(txn, item.blob)
+            tally.move(State.READY, Event.WITHDRAW)
+    return taken
+
+
 @operation
-def withdraw(txn: Txn, queue: str, seq: int) -> bool:
-    """Take back an item that nobody has claimed; whether it could be taken back."""
+def withdraw(txn: Txn, queue: str, seq: int, claimed: bool = False) -> bool:
+    """Take back an item that nobody has claimed; whether it could be taken back.
+
+    With `claimed`, from whoever has it, too: the claim is lost, and `withdrawn` counts it.
+    """
     keys = keys_of(queue)
     packed_seq = pack_int(seq)
     row = txn.get(keys.items + packed_seq)
     if row is None:
         return False
     item = decode(row)
-    if item.expires_ns:
+    if item.expires_ns and not claimed:
         return False
     tally = Tally()
     ready = keys.ready_key(item.priority, item.turn, packed_seq)
-    if txn.get(ready) is not None:
+    if item.expires_ns:
+        items.drop_claim(txn, keys, item, packed_seq)
+        txn.add(keys.withdrawn, 1)
+        txn.notify(keys.topic)
+        tally.move(State.CLAIMED, Event.WITHDRAW)
+    elif txn.get(ready) is not None:
         txn.delete(ready)
         tally.move(State.READY, Event.WITHDRAW)
     else:
         txn.delete(keys.delayed + pack_int(item.not_before_ns) + packed_seq)
         tally.move(State.DELAYED, Event.WITHDRAW)
     txn.delete(keys.items + packed_seq)
-    items.end_turns(txn, keys, item)
+    if not item.expires_ns:
+        items.end_turns(txn, keys, item)
     if item.blob:
         blobs.release(txn, item.blob)
     tally.save(txn, keys)
@@ -195,6 +258,12 @@ def counts(txn: Txn, queue: str) -> Counts:
     return items.counts_of(txn, keys_of(queue))
 
 
+def withdrawn(txn: Txn, queue: str) -> int:
+    """How many were taken from whoever had claimed them, ever: a change says that it is time to
+    look whether a claim still holds."""
+    return txn.count(keys_of(queue).withdrawn)
+
+
 def peek(txn: Txn, queue: str, limit: int) -> list[tuple[int, bytes]]:
     """The (seq, payload) that would be claimed next, of those that are ready."""
     keys = keys_of(queue)
@@ -218,17 +287,20 @@ def claims_of(txn: Txn, queue: str, owner: str, limit: int) -> list[Claim]:
     ]
 
 
-def next_due_ns(txn: Txn, queue: str) -> int | None:
-    """When there is something to claim: 0 for now, None for nothing in sight."""
+def next_due_ns(txn: Txn, queue: str, ahead_ns: int = 0) -> int | None:
+    """When there is something to claim, by store time: 0 for now, None for nothing in sight.
+
+    `ahead_ns` is by how much the clock of what is delayed is ahead of store time.
+    """
     keys = keys_of(queue)
     if txn.scan(keys.ready, tuples.after(keys.ready), 1):
         return 0
     times = [
-        _time_in(key, prefix)
-        for prefix in (keys.delayed, keys.claims)
+        _time_in(key, prefix) - clock_ns
+        for prefix, clock_ns in ((keys.delayed, ahead_ns), (keys.claims, 0))
         for key, _ in txn.scan(prefix, tuples.after(prefix), 1)
     ]
-    return min(times, default=None)
+    return max(min(times), 0) if times else None
 
 
 def payload_of(txn: Txn, holder: Claim | Dead | Item) -> bytes:
@@ -245,7 +317,8 @@ def _overdue(txn: Txn, keys: Keys, limit: int) -> list[Row]:
 def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tally) -> None:
     for _, packed_seq in overdue:
         item = items.load(txn, keys, packed_seq)
-        after = replace(item, expiries=item.expiries + 1)
+        tried = items.tried(item, "expired", item.expires_ns, "claim_expired", "")
+        after = replace(item, expiries=item.expiries + 1, tried=tried)
         if after.expiries >= budget.expiries_max:
             letters.inter(txn, keys, packed_seq, after, "expiries_exhausted", item.error)
             tally.move(State.CLAIMED, Event.EXHAUST)

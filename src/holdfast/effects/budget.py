@@ -3,6 +3,8 @@
     limit      set, or lift, the limit of an account
     reserve    set aside the most that a call can cost, in every account it concerns, or in none
     settle     replace a reservation by what the call did cost (0: it was never made)
+    close      settle without a number, by whoever holds the claim it was made for
+    book_late  book a call that nobody waited for any more
     lapse      take reservations that nobody settled for long as spent: nobody knows better
 
 - spent + reserved never exceeds a limit by a reservation, whoever asks at the same time: both are
@@ -124,6 +126,27 @@ def settle(txn: Txn, universe: str, key: str, number: int, charges: list[Charge]
 
 
 @operation
+def close(txn: Txn, universe: str, key: str, charges: list[Charge] | None) -> bool:
+    """`settle` by whoever has the claim that the reservation was made for, so without its number;
+    without charges it is booked in full."""
+    found = reservation(txn, universe, key)
+    if found is None:
+        return False
+    _close(txn, universe, key, found, found.charges if charges is None else charges)
+    return True
+
+
+@operation
+def book_late(txn: Txn, universe: str, key: str, world: str, charges: list[Charge] | None) -> None:
+    """Book a call whose claim was lost. If its reservation is open, another call may be under way
+    that it is meant for: then it stays. Of an unknown bill there is only the reservation."""
+    found = reservation(txn, universe, key)
+    if charges is None:
+        return
+    _move(txn, universe, found or Reservation(0, world, [], 0), "s", _amounts(charges))
+
+
+@operation
 def lapse(txn: Txn, universe: str, older_than_ns: int, limit: int) -> int:
     """Book in full what was reserved longer ago than this and never settled; how many."""
     check_time("older_than_ns", older_than_ns)
@@ -164,7 +187,11 @@ def _close(txn: Txn, universe: str, key: str, found: Reservation, charges: list[
     txn.delete(_key(universe, "t", found.reserved_ns, key))
     txn.delete(_key(universe, "k", key))
     _move(txn, universe, found, "r", {charge.unit: -charge.amount for charge in found.charges})
-    _move(txn, universe, found, "s", {charge.unit: charge.amount for charge in charges})
+    _move(txn, universe, found, "s", _amounts(charges))
+
+
+def _amounts(charges: list[Charge]) -> dict[str, int]:
+    return {charge.unit: charge.amount for charge in charges}
 
 
 def _move(txn: Txn, universe: str, of: Reservation, column: str, by: dict[str, int]) -> None:

@@ -27,7 +27,7 @@ from holdfast.durable import lease as leases
 from holdfast.durable.bounds import check_name
 from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, Held, Invalid, NotFound
-from holdfast.messages import Ingress, Kind, Receipt, event_ingress, receipt_ingress
+from holdfast.messages import Ingress, Kind, Receipt, event_ingress
 from holdfast.store.api import Pending, Store, Txn
 from holdfast.world import catalog, fork, publish, tenure
 from holdfast.world import ingress as doors
@@ -260,25 +260,23 @@ def receipt_inject(store: Store, universe: str, world_id: str, receipt: Receipt)
     if not isinstance(receipt, Receipt):
         raise Invalid(what="receipt", why="not a receipt", found=_kind_of(receipt))
     name = receipt.intent_hash.hex()
+    if not name:
+        raise Invalid(what="receipt", why="it names no intent")
 
     def inject(txn: Txn) -> Pending[Delivered]:
         _existing(txn, universe, world_id)
-        dispatched = publish.dispatched(txn, universe, receipt.intent_hash)
-        if dispatched is None:
-            raise NotFound(what="intent", universe=universe, intent_hash=name)
-        if dispatched.world_id != world_id:
+        waits = publish.pending(txn, universe, receipt.intent_hash)
+        if waits is not None and waits.world_id != world_id:
             raise Invalid(what="receipt", why="the intent is another world's", intent_hash=name)
-        if dispatched.effect_kind != receipt.effect_kind:
+        if waits is not None and waits.effect_kind != receipt.effect_kind:
             raise Invalid(
                 what="receipt",
                 why="the intent wants another effect",
                 intent_hash=name,
                 found=receipt.effect_kind,
-                expected=dispatched.effect_kind,
+                expected=waits.effect_kind,
             )
-        ingress = receipt_ingress(receipt, correlation_id=dispatched.correlation_id)
-        key = publish.receipt_key(receipt.intent_hash)
-        return doors.enqueue(txn, universe, world_id, key, ingress)
+        return publish.answer(txn, universe, world_id, receipt)
 
     delivered: Delivered = store.transact(inject)
     return delivered

@@ -5,67 +5,57 @@ under a claim, outside any transaction; its receipt is committed with the ack. I
 after the call and before that, the claim expires and the call is made again with the same
 idempotency key: one receipt, and at least one call.
 
-What fails is tried again with backoff until its attempts are used up; then it is a dead letter, and
-the will of the item delivers a receipt `error` or `timeout` in the same commit.
+- A claim is short, and extended while its call is within its time: how soon a dead pool is noticed
+  does not depend on how long calls may take. A call beyond its time ends as `timeout`.
+- What fails is tried again with backoff until its attempts are used up; then it is a dead letter,
+  and the will of the item delivers a receipt `error` or `timeout` in the same commit.
+- An effect that several pools died with runs by itself (`Alone`), until it has used up its claims.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from holdfast import codec
-from holdfast.clock import SYSTEM, Clock
-from holdfast.config import MESSAGE_BYTES_MAX
+from holdfast.clock import SYSTEM, Clock, S
+from holdfast.config import BATCH_MAX
 from holdfast.durable import item as items
 from holdfast.durable import queue
+from holdfast.durable.queue import Admission
+from holdfast.effects import budget
 from holdfast.effects.rate import Tokens
-from holdfast.errors import HoldfastError, Invalid, Timeout
-from holdfast.messages import FABRIC_SEND, Intent, Receipt, Status
-from holdfast.roles.crew import RunnerRole, certain
-from holdfast.roles.receipts import receive
-from holdfast.runner import Policy, Runner, Work
-from holdfast.runner.faults import Faults, Refused
+from holdfast.errors import Invalid, Timeout
+from holdfast.roles import admission
+from holdfast.roles.crew import RunnerRole
+from holdfast.roles.doing import (
+    INLINE_MARGIN_MS,
+    Adapter,
+    BadResult,
+    Billing,
+    Doing,
+    Exited,
+    Hold,
+)
+from holdfast.roles.fabric import Fabric
+from holdfast.runner import Policy, Runner
+from holdfast.runner.alone import SUSPECT, Alone
+from holdfast.runner.faults import Faults
 from holdfast.runner.runner import Throttle
 from holdfast.store import tuples
 from holdfast.store.api import Store, Txn
 from holdfast.world import publish
 
-# A claim outlives the longest call by this much.
-CLAIM_MARGIN_MS = 1_000
-INLINE_BATCH = 200
+__all__ = ["Adapter", "AdapterPool", "BadResult", "Billing", "Exited", "Hold"]
 
-
-class Adapter(Protocol):
-    """An effect as the pool sees it."""
-
-    kind: str
-    attempts: int
-    timeout_s: float
-    concurrency: int
-    rate_per_s: float | None
-
-    def perform(self, intent: Intent, attempt: int, deadline_ns: int) -> Any:
-        """Call the function: its result, or an awaitable of it."""
-
-    def dump(self, result: Any) -> bytes:
-        """The result's bytes, checked."""
-
-    def cost_of(self, result: Any) -> float: ...
-
-
-class BadResult(Refused):
-    """Calling again would give, and cost, the same."""
-
-    code = "bad_result"
-
-
-class Exited(HoldfastError):
-    code = "exited"
-    retryable = True
+# How long a claim lasts unless it is extended: how late a dead pool's calls are made again.
+CLAIM_S = 10.0
+CLAIM_S_MAX = 3600.0
+BATCH = 500
+# Reservations that nobody settled are booked in full: after this, and twice the longest call.
+LAPSE_S = 600.0
 
 
 class AdapterPool(RunnerRole):
@@ -79,104 +69,108 @@ class AdapterPool(RunnerRole):
         adapters: Mapping[str, Adapter],
         worker: str,
         kinds: Sequence[str] | None = None,
+        stores: Mapping[str, str | Store] | None = None,
+        claim_s: float = CLAIM_S,
+        inline: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._starting = threading.Lock()
+        """`kinds` says which effects to do, if not all; `stores` where other universes are.
+
+        `inline` does one call at a time, in the thread that ticks, and starts no other.
+        """
         wanted = list(adapters) if kinds is None else list(kinds)
         unknown = sorted(set(wanted) - set(adapters))
         if unknown:
             raise Invalid(what="kinds", found=unknown, expected=sorted(adapters))
-        runners = [
-            Runner(
-                store,
-                publish.effects(universe, adapters[kind].kind),
-                _Doing(self, adapters[kind]),
-                worker=f"{worker}/{kind}",
-                policy=policy_of(adapters[kind]),
-                concurrency=adapters[kind].concurrency,
-                throttle=_throttle(store, universe, adapters[kind]),
-                clock=clock,
-            )
-            for kind in wanted
-        ]
-        runners.append(
-            Runner(
-                store,
-                publish.effects(universe, FABRIC_SEND),
-                self._send_again,
-                worker=f"{worker}/{FABRIC_SEND}",
-                policy=certain(max_batch=100),
-                clock=clock,
-            )
-        )
+        if not 0 < claim_s <= CLAIM_S_MAX:
+            raise Invalid(what="claim_s", found=claim_s, min=0, max=CLAIM_S_MAX)
+        self._store = store
+        self._universe = universe
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._starting = threading.Lock()
+        self._inline = inline
+        self._claim_s = claim_s
+        self._alone = Alone()
+        self._clock = clock
+        # Only pools whose effects are billed have reservations to look after.
+        billed = [adapters[kind] for kind in wanted if adapters[kind].billing() is not None]
+        self._lapse_ns = int((LAPSE_S + 2 * max((a.timeout_s for a in billed), default=0)) * S)
+        self._lapse_at_ns = 0 if billed else None
+        runners = [self._runner(adapters[kind], worker) for kind in wanted]
+        self._fabric = Fabric(store, universe=universe, worker=worker, peers=stores, clock=clock)
+        runners += self._fabric.runners
         super().__init__(runners)
 
     def join(self, timeout_s: float | None = None) -> None:
         super().join(timeout_s)
+        self._fabric.close()
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
     def wait_for(self, result: Awaitable[Any], timeout_s: float) -> Any:
-        """Run a coroutine in the pool's one event loop and wait for it."""
+        """Run a coroutine in the pool's event loop, or here, and wait for it."""
+        if self._inline:
+            return asyncio.run(_within(result, timeout_s))
+        return asyncio.run_coroutine_threadsafe(_within(result, timeout_s), self._events()).result()
+
+    def _runner(self, adapter: Adapter, worker: str) -> Runner:
+        doing = Doing(self._store, adapter, self.wait_for, inline=self._inline)
+        name = publish.effects(self._universe, adapter.kind)
+        tasks = adapter.asynchronous and not self._inline
+        return Runner(
+            self._store,
+            name,
+            doing.run if tasks else doing,
+            worker=f"{worker}/{adapter.kind}",
+            policy=self._policy_of(adapter),
+            concurrency=1 if self._inline else adapter.concurrency,
+            loop=self._events if tasks else None,
+            alone=None if self._inline else self._alone,
+            throttle=self._throttle(adapter, name),
+            admission=lambda: self._admission(adapter),
+            clock=self._clock,
+        )
+
+    def _policy_of(self, adapter: Adapter) -> Policy:
+        """Whatever an effect raises is tried again, within its attempts."""
+        # In line nothing extends a claim: it must outlive the call.
+        inline_ms = int(adapter.timeout_s * 1000) + INLINE_MARGIN_MS
+        return Policy(
+            lease_ttl_ms=inline_ms if self._inline else max(int(self._claim_s * 1000), 100),
+            retry_budget_max=adapter.attempts,
+            max_batch=BATCH,
+            tend=not self._inline,
+            on_fatal="go_on",
+            faults=Faults().retrying(Exception),
+        )
+
+    def _throttle(self, adapter: Adapter, name: str) -> Throttle | None:
+        if adapter.rate_per_s is not None:
+            return _Rate(self._store, name, adapter.rate_per_s)
+        return _Suspects(self._store, name) if self._inline else None
+
+    def _admission(self, adapter: Adapter) -> Admission:
+        self._lapse()
+        terms = admission.Terms(self._universe, adapter.billing())
+        return Admission(admission.admit.name, codec.pack(terms))
+
+    def _lapse(self) -> None:
+        """Now and then, book what was reserved for calls that never came to an end."""
+        now_ns = self._store.now_ns()
+        if self._lapse_at_ns is None or now_ns < self._lapse_at_ns:
+            return
+        self._lapse_at_ns = now_ns + self._lapse_ns // 10
+        self._store.transact(budget.lapse, self._universe, self._lapse_ns, BATCH_MAX)
+
+    def _events(self) -> asyncio.AbstractEventLoop:
+        """The one event loop that all coroutines of the pool run in."""
         with self._starting:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
                     target=self._loop.run_forever, name="holdfast-effects", daemon=True
                 ).start()
-        future = asyncio.run_coroutine_threadsafe(_within(result, timeout_s), self._loop)
-        return future.result()
-
-    def _send_again(self, work: Work) -> None:
-        """Mail that found its destination full when it was sent."""
-        work.join(publish.send_again, codec.unpack_as(Intent, work.payload))
-
-
-class _Doing:
-    """The handler of one kind."""
-
-    def __init__(self, pool: AdapterPool, adapter: Adapter) -> None:
-        self._pool = pool
-        self._adapter = adapter
-
-    def __call__(self, work: Work) -> None:
-        intent = codec.unpack_as(Intent, work.payload)
-        adapter = self._adapter
-        timeout_s = intent.timeout_ns / 1e9 or adapter.timeout_s
-        if timeout_s > adapter.timeout_s:
-            # The intent asks for more time than its kind usually gets: so must the claim.
-            work.extend(_claim_ms(timeout_s))
-        try:
-            result = adapter.perform(intent, work.attempt, work.deadline_ns)
-            if inspect.isawaitable(result):
-                result = self._pool.wait_for(result, timeout_s)
-        except SystemExit as error:
-            # An effect that wants to end the process ends its attempt.
-            raise Exited(status=str(error.code)) from error
-        value = adapter.dump(result)
-        if len(value) > MESSAGE_BYTES_MAX:
-            raise BadResult(
-                kind=adapter.kind, why="too large", bytes=len(value), bytes_max=MESSAGE_BYTES_MAX
-            )
-        receipt = Receipt(
-            intent.intent_hash,
-            intent.effect_kind,
-            Status.OK,
-            value,
-            attempts=work.attempt,
-            tag=intent.tag,
-            cost=adapter.cost_of(result),
-            redrive_of=intent.redrive_of,
-        )
-        work.join(receive, intent, receipt)
-
-
-def _throttle(store: Store, universe: str, adapter: Adapter) -> Throttle | None:
-    name = publish.effects(universe, adapter.kind)
-    if adapter.rate_per_s is not None:
-        return _Rate(store, name, adapter.rate_per_s)
-    return _Suspects(store, name) if adapter.concurrency == 1 else None
+            return self._loop
 
 
 class _Suspects:
@@ -196,12 +190,12 @@ class _Suspects:
         return 0
 
     def _suspect(self, txn: Txn) -> bool:
-        """Whether a claim has run out, or what comes next has outlived one."""
+        """Whether a claim has run out, or what comes next has outlived some."""
         keys = self._keys
         if txn.scan(keys.claims, keys.claims + items.pack_int(txn.now_ns + 1), 1):
             return True
         head = txn.scan(keys.ready, tuples.after(keys.ready), 1)
-        return bool(head) and items.load(txn, keys, head[0][1]).expiries > 0
+        return bool(head) and items.load(txn, keys, head[0][1]).expiries >= SUSPECT - 1
 
 
 class _Rate:
@@ -223,23 +217,6 @@ class _Rate:
 
     def _look(self, txn: Txn) -> tuple[int | None, queue.Counts]:
         return queue.next_due_ns(txn, self._name), queue.counts(txn, self._name)
-
-
-def _claim_ms(timeout_s: float) -> int:
-    """A claim outlives a call, by enough to bring the receipt."""
-    return int(timeout_s * 1000) + CLAIM_MARGIN_MS
-
-
-def policy_of(adapter: Adapter) -> Policy:
-    """Whatever an effect raises is tried again, within its attempts."""
-    return Policy(
-        lease_ttl_ms=_claim_ms(adapter.timeout_s),
-        retry_budget_max=adapter.attempts,
-        # One at a time is done in line, a batch to a commit; several are done by a crew of threads.
-        max_batch=adapter.concurrency if adapter.concurrency > 1 else INLINE_BATCH,
-        on_fatal="go_on",
-        faults=Faults().retrying(Exception),
-    )
 
 
 async def _within(result: Awaitable[Any], timeout_s: float) -> Any:

@@ -12,27 +12,21 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.config import RETRY_FULL_NS
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
-from holdfast.errors import HoldfastError, Invalid, KeyConflict, NotFound, Overloaded
-from holdfast.messages import Ingress, Intent, Kind, Receipt, Status, TimerSet, receipt_ingress
+from holdfast.effects import budget
+from holdfast.errors import HoldfastError, Invalid, NotFound
+from holdfast.messages import Intent, Receipt, Status, receipt_ingress
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, every, publish
+from holdfast.world import catalog, publish
 from holdfast.world.ingress import deliver_to
 
 
 @operation
 def receive(txn: Txn, intent: Intent, receipt: Receipt) -> None:
     """Deliver how an effect ended."""
-    if not _reachable(txn, intent):
-        return
-    ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
-    key = publish.receipt_key(intent.intent_hash)
-    try:
-        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
-    except KeyConflict:
-        return  # it has had its receipt; there is only one
+    if publish.end(txn, intent.universe_id, intent.intent_hash) is not None:
+        _deliver(txn, intent, receipt)
 
 
 @operation
@@ -52,44 +46,12 @@ def bereave(txn: Txn, letter: Dead) -> None:
         attempts=letter.failures + letter.expiries,
         tag=intent.tag,
         redrive_of=intent.redrive_of,
+        tried=letter.tried,
     )
-    receive.fn(txn, intent, told)
-
-
-@operation
-def fire(txn: Txn, intent: Intent, wall_ns: int) -> None:
-    """Deliver a timer's event, once, if its slot still holds this timer.
-
-    A calendar time that the wall clock has not reached (it was set back meanwhile), and a full
-    inbox, are reasons to wait some more.
-    """
-    timer = codec.unpack_as(TimerSet, intent.params)
-    if not publish.clear_slot(txn, intent.universe_id, intent.world_id, timer.key, intent):
-        return
-    if not _reachable(txn, intent):
-        return
-    if timer.wall_ns is not None and wall_ns < timer.wall_ns:
-        publish.hang_timer(txn, intent, timer.key, txn.now_ns + timer.wall_ns - wall_ns)
-        return
-    ingress = Ingress(
-        Kind.TIMER,
-        timer.type,
-        timer.value,
-        codec.digest(timer.type.encode(), timer.value),
-        intent_hash=intent.intent_hash,
-        correlation_id=intent.correlation_id,
-    )
-    key = f"timer:{intent.intent_hash.hex()}"
-    again = every.due(intent, timer, wall_ns) if timer.cron else None
-    try:
-        if again is None or again.deliver:
-            deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
-    except Overloaded:
-        publish.hang_timer(txn, intent, timer.key, txn.now_ns + RETRY_FULL_NS)
-        return
-    if again is not None:
-        due_ns = txn.now_ns + max(again.next_ns - wall_ns, 0)
-        publish.hang_timer(txn, again.next, timer.key, due_ns)
+    # What was set aside for a call of which nobody knows the bill is taken as spent.
+    budget.close.fn(txn, intent.universe_id, intent.intent_hash.hex(), None)
+    if publish.end(txn, intent.universe_id, intent.intent_hash, dead=True) is not None:
+        _deliver(txn, intent, told)
 
 
 @operation
@@ -111,9 +73,16 @@ def redrive_effects(txn: Txn, universe: str, kind: str, seqs: list[int]) -> list
             redrive_of=old.intent_hash,
         )
         queue.discard_dead.fn(txn, name, [seq])
+        publish.forget(txn, universe, old.intent_hash)
         publish.dispatch(txn, again)
         made.append(again.intent_hash)
     return made
+
+
+def _deliver(txn: Txn, intent: Intent, receipt: Receipt) -> None:
+    if _reachable(txn, intent):
+        ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
+        deliver_to(txn, intent.universe_id, intent.world_id, None, ingress)
 
 
 def _reachable(txn: Txn, intent: Intent) -> bool:

@@ -1,36 +1,69 @@
 """The timer worker: delivers what is due, after any downtime, once (document 004, role 4).
 
-Timers are queue items with a time before which they must not run, in an index ordered by that time:
-a million pending ones cost nothing while none is due. Firing is committed with the ack, and a timer
-has no budget of attempts: however often a worker dies with it in hand, it fires.
+Timers wait in two indexes ordered by time, one by store time, one by the clock on the wall: a million
+pending ones cost nothing while none is due. What is due is fired in the order of its times, a batch in
+one commit; nothing is claimed, so that no timer is ever in the hands of a worker that can die.
+
+It sleeps until the next one is due, but never for long, so that it notices when the wall clock is set.
 """
 
 from __future__ import annotations
 
-from holdfast import codec
-from holdfast.clock import SYSTEM, Clock
-from holdfast.messages import Intent
-from holdfast.roles.crew import RunnerRole, certain
-from holdfast.roles.receipts import fire
-from holdfast.runner import Runner, Work
-from holdfast.store.api import Store
-from holdfast.world import publish
+from collections.abc import Sequence
+
+from holdfast.clock import SYSTEM, Clock, S
+from holdfast.durable import queue
+from holdfast.roles.firing import fire_due
+from holdfast.roles.role import Role
+from holdfast.store.api import Store, Txn
+from holdfast.world import timers
+
+# What one commit fires at most, of each clock: more would keep other commits waiting.
+BATCH_MAX = 200
+# After a commit that found nothing, although something seemed to be due.
+PAUSE_S = 0.01
 
 
-class TimerWorker(RunnerRole):
+class TimerWorker(Role):
     name = "timer"
+    idle_s = 1.0
 
-    def __init__(self, store: Store, *, universe: str, worker: str, clock: Clock = SYSTEM) -> None:
-        runner = Runner(
-            store,
-            publish.timers(universe),
-            self._fire,
-            worker=f"{worker}/timers",
-            policy=certain(max_batch=500),
-            clock=clock,
+    def __init__(self, store: Store, *, universe: str, clock: Clock = SYSTEM) -> None:
+        super().__init__(store, clock)
+        self._universe = universe
+        self._delays, self._calendar = timers.delays(universe), timers.calendar(universe)
+        self._pause_s = 0.0
+
+    @property
+    def topics(self) -> Sequence[str]:
+        return [queue.topic(self._delays), queue.topic(self._calendar)]
+
+    def tick(self) -> bool:
+        self._pause_s = 0.0
+        # Looking is free, firing is a commit: so look first.
+        left_ns = self._left_ns()
+        if left_ns is None or left_ns > 0:
+            return False
+        fired = self.store.transact(fire_due, self._universe, self.clock.wall_ns(), BATCH_MAX)
+        self._pause_s = 0.0 if fired else PAUSE_S
+        return bool(fired)
+
+    def next_s(self) -> float:
+        left_ns = self._left_ns()
+        if left_ns is None:
+            return self.idle_s
+        return max(min(left_ns / S, self.idle_s), self._pause_s)
+
+    def _left_ns(self) -> int | None:
+        """How long until something is due by its clock; None for nothing in sight."""
+        return self.store.read(self._look)
+
+    def _look(self, txn: Txn) -> int | None:
+        now_ns = self.store.now_ns()
+        ahead_ns = self.clock.wall_ns() - now_ns
+        found = (
+            queue.next_due_ns(txn, self._delays),
+            queue.next_due_ns(txn, self._calendar, ahead_ns),
         )
-        self._clock = clock
-        super().__init__([runner])
-
-    def _fire(self, work: Work) -> None:
-        work.join(fire, codec.unpack_as(Intent, work.payload), self._clock.wall_ns())
+        dues = [due_ns - now_ns for due_ns in found if due_ns is not None]
+        return min(dues, default=None)

@@ -12,13 +12,14 @@ next tick's first.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.authority import authority, workers
 from holdfast.clock import SYSTEM, Clock, S
-from holdfast.config import BATCH_MAX
+from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX
+from holdfast.durable import inbox
 from holdfast.durable import lease as leases
 from holdfast.errors import (
     Busy,
@@ -31,13 +32,15 @@ from holdfast.errors import (
     NotFound,
     ReplayDiverged,
     StoreCorrupt,
+    from_wire,
 )
 from holdfast.roles.role import Role
 from holdfast.store.api import Future, Store, Txn
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
 from holdfast.world.context import Vocabulary
-from holdfast.world.host import Budgets, Cycle, Host, SnapshotPolicy
+from holdfast.world.cycle import Cycle, commit
+from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from holdfast.world.kernel import World
 from holdfast.world.program import Program
 
@@ -267,13 +270,18 @@ class WorldWorker(Role):
     def _prepare(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
         cycles: list[tuple[str, Cycle]] = []
         workless: list[str] = []
-        for world_id, at in wanted:
+        drained: dict[str, list[inbox.Ingress]] = {}
+        for index, (world_id, at) in enumerate(wanted):
             if cycles and self.clock.mono_ns() >= stop_ns:
                 self._turn = at
                 break
+            if index % CYCLES_MAX == 0:
+                drained = self.store.read(self._drain, wanted[index : index + CYCLES_MAX])
             try:
                 hosted = self._hosted[world_id]
-                cycle = hosted.host.prepare(self.store, singly=hosted.suspect > 0)
+                cycle = hosted.host.prepare(
+                    self.store, singly=hosted.suspect > 0, waiting=drained.get(world_id)
+                )
             except _BLOCKING as error:
                 self._park(world_id, error)
                 continue
@@ -285,37 +293,56 @@ class WorldWorker(Role):
         self._settle_hints(workless)
         return cycles
 
+    def _drain(self, txn: Txn, wanted: list[tuple[str, bytes]]) -> dict[str, list[inbox.Ingress]]:
+        """What waits for worlds whose state is in memory: one look at the store for all of them."""
+        hosts = [self._hosted[world_id] for world_id, _ in wanted]
+        return {
+            hosted.host.world.world_id: hosted.host.drain(txn, hosted.host.limit)
+            for hosted in hosts
+            if hosted.host.loaded and not hosted.suspect
+        }
+
     def _commit(self, cycles: list[tuple[str, Cycle]]) -> bool:
-        """All cycles under way at once, so that they share a commit; each fails alone."""
+        """Commit all cycles, some to a call; each fails alone."""
         with self.store.together():
-            under_way: list[tuple[str, Cycle, Future[Any]]] = [
-                (world_id, cycle, self.store.submit(self._hosted[world_id].host.commit, cycle))
-                for world_id, cycle in cycles
+            under_way: list[tuple[list[tuple[str, Cycle]], Future[Any]]] = [
+                (some, self.store.submit(commit, [cycle for _, cycle in some]))
+                for some in _batches(cycles)
             ]
         now_ns = self.store.now_ns()
         trouble: HoldfastError | None = None
-        for world_id, cycle, future in under_way:
-            hosted = self._hosted[world_id]
+        for some, future in under_way:
             try:
-                future.result()
-            except Fenced:
-                # Somebody else may act for this world now: not one more write.
-                del self._hosted[world_id]
-            except (HeadMoved, Conflict, CommitUnknown, Busy):
-                hosted.host.forget()
-            except _BLOCKING as error:
-                self._park(world_id, error)
+                answers = [None if told is None else from_wire(told) for told in future.result()]
             except HoldfastError as error:
-                # The store's trouble (a full disk, say) is no fault of the world.
-                hosted.host.forget()
-                trouble = error
-            else:
-                hosted.host.settle(cycle)
-                hosted.active_ns = now_ns
-                hosted.suspect = max(hosted.suspect - len(cycle.bodies), 0)
+                answers = [error] * len(some)
+            for (world_id, cycle), answer in zip(some, answers, strict=True):
+                trouble = self._committed(world_id, cycle, answer, now_ns) or trouble
         if trouble is not None:
             raise trouble
         return bool(cycles)
+
+    def _committed(
+        self, world_id: str, cycle: Cycle, error: HoldfastError | None, now_ns: int
+    ) -> HoldfastError | None:
+        """Take the outcome of a cycle; what is the store's trouble is given back."""
+        hosted = self._hosted[world_id]
+        if error is None:
+            hosted.host.settle(cycle)
+            hosted.active_ns = now_ns
+            hosted.suspect = max(hosted.suspect - len(cycle.bodies), 0)
+        elif isinstance(error, Fenced):
+            # Somebody else may act for this world now: not one more write.
+            del self._hosted[world_id]
+        elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):
+            hosted.host.forget()
+        elif isinstance(error, _BLOCKING):
+            self._park(world_id, error)
+        else:
+            # The store's trouble (a full disk, say) is no fault of the world.
+            hosted.host.forget()
+            return error
+        return None
 
     def _renew(self) -> None:
         now_ns = self.store.now_ns()
@@ -381,3 +408,16 @@ class WorldWorker(Role):
 
     def _renew_at(self, lease: leases.Lease) -> int:
         return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)
+
+
+def _batches(cycles: list[tuple[str, Cycle]]) -> Iterator[list[tuple[str, Cycle]]]:
+    some: list[tuple[str, Cycle]] = []
+    size = 0
+    for world_id, cycle in cycles:
+        if some and (len(some) == CYCLES_MAX or size + cycle.size > CYCLES_BYTES_MAX):
+            yield some
+            some, size = [], 0
+        some.append((world_id, cycle))
+        size += cycle.size
+    if some:
+        yield some

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from holdfast.durable.queue import Claim
+from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.runner import claims
 from holdfast.runner.faults import transient
@@ -31,6 +31,7 @@ class Claimer:
         owner: str,
         extend: Callable[[Claim, int | None], int | None],
         hooks: Hooks,
+        admission: Callable[[], Admission | None] | None = None,
     ) -> None:
         self.owner = owner
         self._store = store
@@ -38,6 +39,7 @@ class Claimer:
         self.names = [queue] if timers is None else [queue, timers]
         self._extend = extend
         self._hooks = hooks
+        self._admission = admission
         self._turn = 0
         self._unsure = False
 
@@ -106,6 +108,7 @@ class Claimer:
             policy.reserved(self._turn, limit),
             policy.lease_ttl_ns,
             policy.budget,
+            None if self._admission is None else self._admission(),
         )
         return taken.items + taken.timers
 

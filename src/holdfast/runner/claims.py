@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX
 from holdfast.durable import queue as queues
-from holdfast.durable.queue import Budget, Claim, Token
+from holdfast.durable.queue import Admission, Budget, Claim, Token
 from holdfast.errors import ClaimLost
 from holdfast.store.api import Txn, operation
 
@@ -32,11 +32,15 @@ def take(
     reserved: int,
     ttl_ns: int,
     budget: Budget,
+    admission: Admission | None = None,
 ) -> Taken:
     """Claim up to `limit`, `reserved` of them from timers first. `timers` may be empty: no timers."""
 
     def claim(name: str, places: int) -> list[Claim]:
-        return queues.claim.fn(txn, name, owner, places, ttl_ns, budget) if places else []
+        if not places:
+            return []
+        judged = admission if name == queue else None
+        return queues.claim.fn(txn, name, owner, places, ttl_ns, budget, judged)
 
     if not timers:
         return Taken(claim(queue, limit), [])
@@ -63,6 +67,11 @@ def live_claims(txn: Txn, names: Sequence[str], owner: str) -> list[Claim]:
     """What an owner holds by now, whatever it was told."""
     held = [claim for name in names for claim in queues.claims_of(txn, name, owner, BATCH_MAX)]
     return [claim for claim in held if txn.now_ns < claim.expires_ns]
+
+
+def lost(txn: Txn, tokens: Sequence[Token]) -> list[bool]:
+    """Of each claim, whether it holds no more."""
+    return [not queues.holds(txn, token) for token in tokens]
 
 
 def payloads(txn: Txn, claims: Sequence[Claim]) -> list[bytes]:

@@ -1,71 +1,341 @@
-"""A crew: threads that run the handlers of one runner, several at a time.
+"""A crew: the hands that run the handlers of one runner, several at a time.
 
-The loop gives and collects, and never waits: `give` only as many as there is `room` for, so nothing
-that was claimed waits behind a slow neighbour. Threads are daemons: a handler that hangs keeps its
-place, but not the process.
+    Threads   each hand is a thread, for handlers that are plain functions
+    Tasks     each hand is a task of one event loop, for handlers that are coroutines
+
+The loop gives and collects, and never waits. What is given waits in one line, and every hand takes
+the next from it: nothing waits behind a slow neighbour while a hand is free. Only as many hands are
+woken as the measured pace calls for, because waking one costs more than a quick handler; `nudge`
+wakes another when the line stands.
+
+A runner that tends its claims may give more than there are hands (`ahead`): what the hands will do
+within `AHEAD_NS` at their pace, so that quick handlers never wait for a commit.
+
+`drop` gives up on a handler that is out of time or not wanted any more: its task is cancelled, and a
+hand that does not come back is written off and replaced. What a dropped handler returns is ignored.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable
-from queue import SimpleQueue
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Protocol
 
+from holdfast.clock import MS, Clock
 from holdfast.durable.queue import Claim, Token
 from holdfast.runner.work import Outcome, Work
 
+# How much work is taken beyond the hands there are, and for how long it may wait for one.
+AHEAD_NS = 20 * MS
+# A hand is woken for about this much work; less is left to those that are awake.
+SHARE_NS = 1 * MS
+# A line that stands this long gets another hand.
+NUDGE_NS = 5 * MS
+# Quick outcomes are handed over this many at a time.
+HANDFUL = 64
+# Hands written off, as a multiple of the crew. Then no more are replaced.
+WRITTEN_OFF_MAX = 4
+# How fast the pace follows: the share of the latest handler in it.
+_FOLLOW = 0.05
+
+End = Outcome | BaseException
+
+
+class Hand:
+    """One of a crew; `work` is what it is at."""
+
+    __slots__ = ("task", "work", "written_off")
+
+    def __init__(self) -> None:
+        self.work: Work | None = None
+        self.written_off = False
+        self.task: asyncio.Task[None] | None = None
+
 
 class Crew:
+    """What both kinds have in common. `give`, `collect`, `drop` and `nudge` are the loop's alone."""
+
     def __init__(
-        self, size: int, run: Callable[[Work], Outcome], done: Callable[[], None], *, name: str
+        self,
+        size: int,
+        *,
+        began: Callable[[Work], None],
+        done: Callable[[], None],
+        clock: Clock,
+        ahead_max: int = 0,
     ) -> None:
         self._size = size
-        self._run = run
+        self._began = began
         self._done = done
-        self._given: SimpleQueue[Work | None] = SimpleQueue()
-        self._finished: deque[tuple[Work, Outcome | BaseException]] = deque()
-        self._running: dict[Token, Work] = {}
-        for number in range(size):
-            threading.Thread(target=self._serve, name=f"{name} {number}", daemon=True).start()
+        self._clock = clock
+        self._ahead_max = ahead_max
+        self._line: deque[Work] = deque()
+        self._finished: deque[tuple[Work, End]] = deque()
+        self._held: dict[Token, Work] = {}
+        self._hands: dict[Token, Hand] = {}
+        self._lock = threading.Lock()
+        self._awake = 0
+        self._written_off = 0
+        self._pace_ns = 0.0
+        self._stood_ns = 0
+
+    # -- the loop's side -----------------------------------------------------------------------
 
     @property
     def room(self) -> int:
-        return self._size - len(self._running)
+        """How many more may be given now."""
+        return self._size - self._written_off_beyond() + self._ahead() - len(self._held)
 
     @property
     def busy(self) -> bool:
-        return bool(self._running)
+        return bool(self._held)
+
+    @property
+    def held(self) -> list[Work]:
+        return list(self._held.values())
+
+    @property
+    def standing(self) -> bool:
+        """Whether work waits although a hand could be woken for it."""
+        return bool(self._line) and self._awake < self._size
 
     def has(self, claim: Claim) -> bool:
-        return claim.token in self._running
+        return claim.token in self._held
 
-    def give(self, work: Work) -> None:
-        assert self.room > 0
-        self._running[work.claim.token] = work
-        self._given.put(work)
+    def give(self, works: Sequence[Work]) -> None:
+        for work in works:
+            self._held[work.claim.token] = work
+        with self._lock:
+            self._line.extend(works)
+            self._stood_ns = self._clock.mono_ns()
+        self._call()
 
     def collect(self) -> list[Outcome]:
         """What has finished by now. A crash in a handler is raised here, before anything else."""
         outcomes = []
         while self._finished:
             work, end = self._finished.popleft()
-            del self._running[work.claim.token]
+            if self._held.pop(work.claim.token, None) is None:
+                continue  # it was dropped
             if not isinstance(end, Outcome):
                 raise end
             outcomes.append(end)
         return outcomes
 
+    def waiting(self) -> list[Work]:
+        """Take back what no hand has begun."""
+        with self._lock:
+            works = list(self._line)
+            self._line.clear()
+        for work in works:
+            del self._held[work.claim.token]
+        return works
+
+    def drop(self, work: Work) -> None:
+        """Give up on it, begun or not. Its outcome, if there ever is one, is ignored."""
+        work.dropped = True
+        self._held.pop(work.claim.token, None)
+        with self._lock:
+            if work in self._line:
+                self._line.remove(work)
+                return
+            hand = self._hands.pop(work.claim.token, None)
+            if hand is None:
+                return
+            hand.written_off = True
+            self._written_off += 1
+            self._awake -= 1
+        self._stop(hand)
+        self._call()
+
+    def nudge(self) -> None:
+        """If the line has stood, wake another hand for it."""
+        now_ns = self._clock.mono_ns()
+        if self.standing and now_ns - self._stood_ns >= NUDGE_NS:
+            self._stood_ns = now_ns
+            self._call(1)
+
     def close(self) -> None:
-        for _ in range(self._size):
-            self._given.put(None)
+        """No more work. Hands end when what they are at ends."""
+        raise NotImplementedError
+
+    # -- the hands' side -----------------------------------------------------------------------
+
+    def _take(self, hand: Hand) -> Work | None:
+        """The next in line; None sends the hand to sleep."""
+        with self._lock:
+            if hand.written_off:
+                return None
+            if not self._line:
+                self._awake -= 1
+                self._rests()
+                return None
+            work = hand.work = self._line.popleft()
+            self._hands[work.claim.token] = hand
+            self._stood_ns = now_ns = self._clock.mono_ns()
+            work.begin(now_ns, self._clock)
+            self._began(work)
+            return work
+
+    def _ended(self, hand: Hand, work: Work, end: End) -> bool:
+        """Hand an outcome over; whether the hand is still wanted."""
+        with self._lock:
+            if hand.written_off:
+                self._written_off -= 1
+                return False
+            hand.work = None
+            self._hands.pop(work.claim.token, None)
+            if isinstance(end, Outcome):
+                was_ns = self._pace_ns or end.latency_ns
+                self._pace_ns = was_ns + _FOLLOW * (end.latency_ns - was_ns)
+        self._finished.append((work, end))
+        if not self._line or len(self._finished) >= HANDFUL or self._pace_ns > SHARE_NS:
+            self._done()
+        return True
+
+    def _wanted(self, more: int = 0) -> int:
+        """How many hands to wake, under the lock: by the pace, one at least."""
+        line = len(self._line)
+        if self._ahead_max and self._pace_ns:
+            wanted = max(int(line * self._pace_ns / SHARE_NS), 1, self._awake + more)
+        else:
+            wanted = self._awake + line
+        wake = max(0, min(wanted, self._size) - self._awake)
+        wake = min(wake, line)
+        self._awake += wake
+        return wake
+
+    def _ahead(self) -> int:
+        if not self._ahead_max or not self._pace_ns:
+            return 0
+        return min(self._ahead_max, int(self._size * AHEAD_NS / self._pace_ns))
+
+    def _written_off_beyond(self) -> int:
+        """Places that are lost because too many hands never came back."""
+        return max(0, self._written_off - WRITTEN_OFF_MAX * self._size)
+
+    def _call(self, more: int = 0) -> None:
+        raise NotImplementedError
+
+    def _stop(self, hand: Hand) -> None:
+        """Tell a dropped hand to stop, if there is a way."""
+
+    def _rests(self) -> None:
+        """A hand goes to sleep; under the lock."""
+
+
+class Threads(Crew):
+    """Threads are daemons: a handler that hangs keeps its thread, but not the process."""
+
+    def __init__(
+        self,
+        size: int,
+        run: Callable[[Work], Outcome],
+        *,
+        name: str,
+        began: Callable[[Work], None],
+        done: Callable[[], None],
+        clock: Clock,
+        ahead_max: int = 0,
+    ) -> None:
+        super().__init__(size, began=began, done=done, clock=clock, ahead_max=ahead_max)
+        self._run = run
+        self._name = name
+        self._bell = threading.Semaphore(0)
+        self._asleep = 0
+        self._closed = False
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            asleep = self._asleep
+        for _ in range(asleep):
+            self._bell.release()
+
+    def _call(self, more: int = 0) -> None:
+        with self._lock:
+            wake = self._wanted(more)
+            called = min(wake, self._asleep)
+            self._asleep -= called
+        for _ in range(called):
+            self._bell.release()
+        for number in range(wake - called):
+            threading.Thread(target=self._serve, name=f"{self._name} {number}", daemon=True).start()
 
     def _serve(self) -> None:
-        while (work := self._given.get()) is not None:
-            end: Outcome | BaseException
+        hand = Hand()
+        while not self._closed:
+            while (work := self._take(hand)) is not None:
+                end: End
+                try:
+                    end = self._run(work)
+                except BaseException as crash:
+                    end = crash
+                if not self._ended(hand, work, end):
+                    return
+            if not self._closed:
+                self._bell.acquire()
+
+    def _rests(self) -> None:
+        self._asleep += 1
+
+
+class Run(Protocol):
+    def __call__(self, work: Work, /) -> Awaitable[Outcome]: ...
+
+
+class Tasks(Crew):
+    """Tasks of an event loop that runs in another thread."""
+
+    def __init__(
+        self,
+        size: int,
+        run: Run,
+        loop: asyncio.AbstractEventLoop,
+        *,
+        began: Callable[[Work], None],
+        done: Callable[[], None],
+        clock: Clock,
+        ahead_max: int = 0,
+    ) -> None:
+        super().__init__(size, began=began, done=done, clock=clock, ahead_max=ahead_max)
+        self._run = run
+        self._loop = loop
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def close(self) -> None:
+        return
+
+    def _call(self, more: int = 0) -> None:
+        with self._lock:
+            wake = self._wanted(more)
+        if wake:
+            self._loop.call_soon_threadsafe(self._start, wake)
+
+    def _start(self, wake: int) -> None:
+        for _ in range(wake):
+            hand = Hand()
+            hand.task = task = self._loop.create_task(self._serve(hand))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _stop(self, hand: Hand) -> None:
+        if hand.task is not None:
+            self._loop.call_soon_threadsafe(hand.task.cancel)
+
+    async def _serve(self, hand: Hand) -> None:
+        while (work := self._take(hand)) is not None:
+            end: End
             try:
-                end = self._run(work)
+                end = await self._run(work)
+            except asyncio.CancelledError as crash:
+                if hand.written_off:
+                    self._ended(hand, work, crash)
+                    return
+                end = crash
             except BaseException as crash:
                 end = crash
-            self._finished.append((work, end))
-            self._done()
+            if not self._ended(hand, work, end):
+                return

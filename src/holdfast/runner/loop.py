@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.clock import MS, S
 from holdfast.durable.queue import topic
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.runner.bell import Bell
@@ -48,6 +49,8 @@ class Loop:
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self._fruitless = 0
+        # Whether the last tick was made for something that the one before had just missed.
+        self._met = False
 
     def start(self) -> None:
         if self._thread is not None and self._thread.is_alive():
@@ -119,22 +122,27 @@ class Loop:
         stopping = runner.state is not State.RUNNING
         if stopping and not runner.in_hand:
             return
-        longest_ms = runner.policy.idle_sleep_max_ms
-        claiming = bool(runner.room) and not stopping
+        longest_ns = runner.policy.idle_sleep_max_ms * MS
+        claiming = runner.room > 0 and not stopping
         if tick.moved and not tick.busy and claiming:
-            self._fruitless = 0
+            self._fruitless, self._met = 0, False
             return
-        pause_ms = self._idle_ms() if claiming else longest_ms
-        if tick.busy or pause_ms == 0:
-            pause_ms = min(PAUSE_FIRST_MS << min(self._fruitless, 20), longest_ms)
+        pause_ns = self._idle_ns() if claiming else longest_ns
+        if tick.busy or pause_ns == 0:
+            if not (tick.busy or self._met):
+                # It fell due between the tick and this look, or the tick would have met it.
+                self._met = True
+                return
+            pause_ns = min((PAUSE_FIRST_MS * MS) << min(self._fruitless, 20), longest_ns)
             self._fruitless += 1
         else:
             self._fruitless = 0
-        self._pause(pause_ms / 1000)
+        self._met = False
+        self._pause(min(pause_ns / S, runner.attend_s()))
 
-    def _idle_ms(self) -> int:
+    def _idle_ns(self) -> int:
         try:
-            return self._runner.idle_sleep_ms()
+            return self._runner.idle_sleep_ns()
         except HoldfastError as error:
             if not transient(error):
                 raise

@@ -29,6 +29,9 @@ class Policy:
     retry_budget_max: int = 5
     # Claims of an item that may run out (its worker died or hung) before it is a dead letter.
     expiries_max: int = 3
+    # Extend the claims of a crew for as long as its handlers are within their time, and end those
+    # that are not. A handler sets its own bound (`work.limit_ns`); without one its claim runs out.
+    tend: bool = False
     # What one tick claims at most, from queue and timers together ...
     max_batch: int = 32
     # ... and the part of it that is kept for due timers while the queue is full.

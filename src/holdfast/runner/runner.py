@@ -17,20 +17,23 @@ tick only gives and collects.
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import typing
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.durable import queue as queues
-from holdfast.durable.queue import Claim
-from holdfast.errors import Invalid
-from holdfast.runner import boot
+from holdfast.durable.queue import Admission, Claim
+from holdfast.errors import Invalid, Timeout
+from holdfast.runner import boot, claims
+from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.boot import LIFE, Event, NotRunning, State
 from holdfast.runner.claimer import Claimer
 from holdfast.runner.counters import Counters
-from holdfast.runner.crew import Crew
+from holdfast.runner.crew import NUDGE_NS, Crew, Tasks, Threads
 from holdfast.runner.faults import Fault
 from holdfast.runner.gate import Gate
 from holdfast.runner.hooks import Hooks, LogSink, ReplayHook
@@ -38,11 +41,15 @@ from holdfast.runner.loop import Loop
 from holdfast.runner.policy import Policy
 from holdfast.runner.settle import Desk
 from holdfast.runner.tick import Tick
-from holdfast.runner.work import Handler, Outcome, Work, attempt
+from holdfast.runner.work import AsyncHandler, Handler, Outcome, Work, attempt, attempt_async
 from holdfast.store.api import Store
 
 # Threads of one runner's crew.
 CONCURRENCY_MAX = 1_000
+# How often a crew whose claims are tended is looked after.
+ATTEND_NS = 50 * MS
+# What was claimed and has waited so long for a hand is given back.
+UNBEGUN_NS = 1_000 * MS
 
 
 class Throttle(Protocol):
@@ -60,7 +67,7 @@ class Runner:
         self,
         store: Store,
         queue: str,
-        handler: Handler,
+        handler: Handler | AsyncHandler,
         *,
         worker: str,
         timers: str | None = None,
@@ -69,7 +76,10 @@ class Runner:
         sleep: Callable[[float], object] | None = None,
         gate: Gate | None = None,
         concurrency: int = 1,
+        loop: Callable[[], asyncio.AbstractEventLoop] | None = None,
+        alone: Alone | None = None,
         throttle: Throttle | None = None,
+        admission: Callable[[], Admission | None] | None = None,
         counters: Counters | None = None,
         log: LogSink | None = None,
         replay: ReplayHook | None = None,
@@ -77,7 +87,9 @@ class Runner:
     ) -> None:
         """`timers` names a second queue, of items put with a `not_before_ns`.
 
-        `sleep` is what the loop rests with instead of waiting for the store to call.
+        `sleep` is what the loop rests with instead of waiting for the store to call. With a `loop`
+        the handler is a coroutine function, and its calls are tasks of that loop. Runners that
+        share an `alone` let a suspect run by itself.
         """
         if not 1 <= concurrency <= CONCURRENCY_MAX:
             raise Invalid(what="concurrency", found=concurrency, expected=f"1 to {CONCURRENCY_MAX}")
@@ -98,6 +110,15 @@ class Runner:
         self._bootstrap = bootstrap
         self._state = LIFE.initial
         self._life = threading.Lock()
+        self._event_loop = loop
+        self._alone = alone
+        self._admission = admission
+        if alone is not None:
+            alone.enter(self)
+        self._suspects: deque[Work] = deque()
+        self._attend_at_ns = 0
+        self._extend_at_ns = 0
+        self._withdrawn = 0
         self._crew: Crew | None = None
         self._fatal: Exception | None = None
         self._sleep = sleep
@@ -188,6 +209,7 @@ class Runner:
             owner=owner,
             extend=self._extend,
             hooks=self.hooks,
+            admission=self._admission,
         )
         self._desk = Desk(self._store, self.hooks)
         self._loop = Loop(self, self._store, self._claimer.names, sleep=self._sleep)
@@ -198,14 +220,21 @@ class Runner:
     @property
     def in_hand(self) -> bool:
         """Whether something is handled or finished that the store does not know of yet."""
-        return bool(self._desk.outcomes) or (self._crew is not None and self._crew.busy)
+        return bool(self._desk.outcomes or self._suspects or self.under_way)
+
+    @property
+    def under_way(self) -> int:
+        """How many items are with the crew."""
+        return 0 if self._crew is None else len(self._crew.held)
 
     @property
     def room(self) -> int:
         """How many more items may be handled at once."""
-        if self._concurrency == 1:
-            return self._policy.max_batch
-        return self._concurrency if self._crew is None else self._crew.room
+        if self._suspects or (self._alone is not None and self._alone.bars(self)):
+            return 0
+        if self._crew is not None:
+            return self._crew.room
+        return self._concurrency if self._has_crew else self._policy.max_batch
 
     def tick(self) -> Tick:
         """Handle up to a batch. Waits for the store and, without a crew, for its handlers."""
@@ -214,44 +243,174 @@ class Runner:
                 raise NotRunning(worker=self.worker)
             policy, tick = self._policy, Tick()
             self._collect(policy, tick)
+            self._attend(policy, tick)
             self._desk.settle(policy, tick)
             # While the store does not take what is finished, nothing more is begun.
             if self._state is State.RUNNING and not self._desk.outcomes:
                 limit = min(policy.max_batch, self.room)
-                if self._throttle is not None and limit:
+                if self._throttle is not None and limit > 0:
                     limit = self._throttle.allow(limit)
-                self._handle(self._claimer.claim(limit, policy, tick, self._has), policy, tick)
+                self._handle(
+                    self._claimer.claim(max(limit, 0), policy, tick, self._has), policy, tick
+                )
                 self._desk.settle(policy, tick)
             self._progress()
             self._surface(policy)
             return tick
 
-    def idle_sleep_ms(self) -> int:
+    def attend_s(self) -> float:
+        """How long the crew may be left to itself."""
+        if not self.in_hand:
+            return float("inf")
+        if self._crew is not None and self._crew.standing:
+            return NUDGE_NS / 1e9
+        return ATTEND_NS / 1e9 if self._policy.tend else float("inf")
+
+    def idle_sleep_ns(self) -> int:
         """How long there is nothing to do: until the next item is due, within the policy's bound."""
         with self._gate:
             due_ns = self._claimer.next_due_ns()
-        longest_ms = self._policy.idle_sleep_max_ms
+        longest_ns = self._policy.idle_sleep_max_ms * MS
         if due_ns is None:
-            return longest_ms
+            return longest_ns
         if self._throttle is not None:
             due_ns = max(due_ns, self._store.now_ns() + self._throttle.wait_ns())
-        return max(0, min(-((self._store.now_ns() - due_ns) // MS), longest_ms))
+        return max(0, min(due_ns - self._store.now_ns(), longest_ns))
+
+    def idle_sleep_ms(self) -> int:
+        """The same in whole milliseconds, never less."""
+        return -(-self.idle_sleep_ns() // MS)
+
+    @property
+    def _has_crew(self) -> bool:
+        return self._concurrency > 1 or self._event_loop is not None or self._policy.tend
 
     def _collect(self, policy: Policy, tick: Tick) -> None:
         for outcome in self._crew.collect() if self._crew is not None else ():
             self._ended(outcome, policy, tick)
 
+    def _attend(self, policy: Policy, tick: Tick) -> None:
+        """Look after what the crew has: end what is out of time, or not wanted; extend the rest."""
+        crew = self._crew
+        if crew is None or not policy.tend:
+            return
+        crew.nudge()
+        if self._suspects:
+            self._try_suspect(crew)
+        if self._state is not State.RUNNING and self.in_hand:
+            # What is not begun will not be.
+            unbegun = [*crew.waiting(), *self._suspects]
+            self._suspects.clear()
+            self._give_back(unbegun, tick)
+        if not crew.busy:
+            return
+        now_ns = self._clock.mono_ns()
+        withdrawn = self._store.read(queues.withdrawn, self._queue)
+        if withdrawn != self._withdrawn:
+            self._withdrawn = withdrawn
+            self._drop_lost(crew, tick)
+        if now_ns < self._attend_at_ns:
+            return
+        self._attend_at_ns = now_ns + ATTEND_NS
+        for work in crew.held:
+            if work.began_ns and 0 < work.limit_ns <= now_ns - work.began_ns:
+                crew.drop(work)
+                late = Timeout(what="handler", waited_s=work.limit_ns / 1e9)
+                self._ended(Outcome(work, late, now_ns - work.began_ns), policy, tick)
+        if now_ns >= self._extend_at_ns:
+            self._extend_at_ns = now_ns + policy.lease_ttl_ns // 3
+            self._tend(crew, policy, tick)
+
+    def _tend(self, crew: Crew, policy: Policy, tick: Tick) -> None:
+        """Extend claims, all in one commit. What waited too long for a hand is another's to do."""
+        taken_ns = self._clock.mono_ns() - UNBEGUN_NS
+        if any(not work.began_ns and work.taken_ns < taken_ns for work in crew.held):
+            self._give_back(crew.waiting(), tick)
+        works = [work for work in crew.held if work.limit_ns or not work.began_ns]
+        works += self._suspects
+        if not works:
+            return
+        answers: list[int | None] = self._store.transact(
+            queues.extend, [work.claim.token for work in works], policy.lease_ttl_ns
+        )
+        for work, deadline_ns in zip(works, answers, strict=True):
+            if deadline_ns is not None:
+                work.deadline_ns = max(work.deadline_ns, deadline_ns)
+            elif work in self._suspects:
+                self._suspects.remove(work)
+                self._lose(work, tick)
+            else:
+                crew.drop(work)
+                self._lose(work, tick)
+
+    def _drop_lost(self, crew: Crew, tick: Tick) -> None:
+        """Some claim was taken from its holder: if it was ours, nobody waits for the answer."""
+        works = [*crew.held, *self._suspects]
+        tokens = [work.claim.token for work in works]
+        for work, lost in zip(works, self._store.read(claims.lost, tokens), strict=True):
+            if lost:
+                if work in self._suspects:
+                    self._suspects.remove(work)
+                else:
+                    crew.drop(work)
+                self._lose(work, tick)
+
+    def _lose(self, work: Work, tick: Tick) -> None:
+        work.lost = work.dropped = True
+        tick.lost += 1
+        self.hooks.lost(work)
+
+    def _give_back(self, works: Sequence[Work], tick: Tick) -> None:
+        if works:
+            self._claimer.hand_back(works, tick)
+
+    def _try_suspect(self, crew: Crew) -> None:
+        if self._alone is not None and self._alone.ask(self):
+            crew.give([self._suspects.popleft()])
+
     def _handle(self, works: deque[Work], policy: Policy, tick: Tick) -> None:
-        if self._concurrency == 1:
+        if not self._has_crew:
             self._handle_here(works, policy, tick)
-        elif works:
-            if self._crew is None:
-                self._crew = Crew(
-                    self._concurrency, self._attempt, self._loop.ring, name=self.worker
-                )
+            return
+        crew = self._crew
+        if crew is None:
+            if not works:
+                return
+            crew = self._crew = self._hire(policy)
+        if self._alone is not None:
+            self._suspects += [work for work in works if work.claim.expiries >= SUSPECT]
+            works = deque(work for work in works if work.claim.expiries < SUSPECT)
+            if self._suspects:
+                self._try_suspect(crew)
+            elif not crew.busy:
+                self._alone.leave(self)
+        if works:
+            now_ns = self._clock.mono_ns()
             for work in works:
-                self.hooks.began(work)
-                self._crew.give(work)
+                work.taken_ns = now_ns
+            crew.give(works)
+
+    def _hire(self, policy: Policy) -> Crew:
+        ahead_max = policy.max_batch if policy.tend else 0
+        if self._event_loop is not None:
+            return Tasks(
+                self._concurrency,
+                self._attempt_async,
+                self._event_loop(),
+                began=self.hooks.began,
+                done=self._loop.ring,
+                clock=self._clock,
+                ahead_max=ahead_max,
+            )
+        return Threads(
+            self._concurrency,
+            self._attempt,
+            name=self.worker,
+            began=self.hooks.began,
+            done=self._loop.ring,
+            clock=self._clock,
+            ahead_max=ahead_max,
+        )
 
     def _handle_here(self, works: deque[Work], policy: Policy, tick: Tick) -> None:
         settle_at_ns = self._clock.mono_ns() + policy.settle_after_ms * MS
@@ -273,7 +432,10 @@ class Runner:
             needs_ns = policy.lease_ttl_ns // 2
 
     def _attempt(self, work: Work) -> Outcome:
-        return attempt(work, self._handler, self._clock)
+        return attempt(work, typing.cast(Handler, self._handler), self._clock)
+
+    async def _attempt_async(self, work: Work) -> Outcome:
+        return await attempt_async(work, typing.cast(AsyncHandler, self._handler), self._clock)
 
     def _ended(self, outcome: Outcome, policy: Policy, tick: Tick) -> None:
         if outcome.work.lost:
@@ -301,7 +463,9 @@ class Runner:
             raise fatal
 
     def _has(self, claim: Claim) -> bool:
-        return self._crew is not None and self._crew.has(claim)
+        if self._crew is not None and self._crew.has(claim):
+            return True
+        return any(work.claim.token == claim.token for work in self._suspects)
 
     def _extend(self, claim: Claim, ttl_ms: int | None) -> int | None:
         ttl_ns = self._policy.lease_ttl_ns if ttl_ms is None else ttl_ms * MS

@@ -26,7 +26,7 @@ from holdfast.runner.faults import Fault, code_of, transient
 from holdfast.runner.hooks import Hooks, text_of
 from holdfast.runner.policy import Policy
 from holdfast.runner.tick import Tick
-from holdfast.runner.work import Outcome
+from holdfast.runner.work import Joined, Outcome
 from holdfast.store.api import Store, Txn
 
 DONE, DEAD, LOST = "done", "dead", "lost"
@@ -71,8 +71,8 @@ class Desk:
             policy.budget,
             [
                 Then(index, operation.name, codec.pack(args))
-                for index, outcome in enumerate(acks)
-                for operation, args in outcome.work.joined
+                for index, outcome in enumerate(acks + fails)
+                for operation, args in _joined(outcome)
             ],
         )
         self.outcomes = []
@@ -120,6 +120,11 @@ class Desk:
             self._hooks.loop_error(error)
         for outcome in given_up:
             self._close(outcome, LOST, tick)
+
+
+def _joined(outcome: Outcome) -> list[Joined]:
+    work = outcome.work
+    return work.joined if outcome.error is None else work.joined_failing
 
 
 def failure_of(outcome: Outcome, policy: Policy) -> Failure:

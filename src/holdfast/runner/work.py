@@ -7,7 +7,7 @@ that means), or its claim runs out first and whatever it did is somebody else's 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -17,13 +17,15 @@ from holdfast.errors import ClaimLost
 from holdfast.store.api import Operation
 
 Kind = Literal["queue", "timer"]
+Joined = tuple[Operation[Any, Any], tuple[Any, ...]]
 
 
 class Work:
     """`deadline_ns` is store time: what is not settled by then was not done by us."""
 
     __slots__ = (
-        "_extend", "attempt", "claim", "deadline_ns", "joined", "kind", "lost", "payload", "seq",
+        "_clock", "_extend", "attempt", "began_ns", "claim", "deadline_ns", "dropped", "joined",
+        "joined_failing", "kind", "limit_ns", "lost", "payload", "seq", "taken_ns",
     )  # fmt: skip
 
     def __init__(
@@ -42,8 +44,27 @@ class Work:
         self.deadline_ns = claim.expires_ns
         self.lost = False
         # What is committed together with the ack: (operation, arguments).
-        self.joined: list[tuple[Operation[Any, Any], tuple[Any, ...]]] = []
+        self.joined: list[Joined] = []
+        # The same for its failure.
+        self.joined_failing: list[Joined] = []
         self._extend = extend
+        # When a hand of the crew began with it, and how long it may go on from then without a sign
+        # of progress; 0 is no bound but the claim's.
+        self.began_ns = 0
+        self.limit_ns = 0
+        # Nobody waits for it any more: it was cancelled, or is out of time.
+        self.dropped = False
+        self.taken_ns = 0
+        self._clock: Clock | None = None
+
+    def begin(self, now_ns: int, clock: Clock) -> None:
+        self.began_ns = now_ns
+        self._clock = clock
+
+    def progress(self) -> None:
+        """Say that it goes on: it has its whole time again from now."""
+        if self._clock is not None:
+            self.began_ns = self._clock.mono_ns()
 
     def join(self, operation: Operation[Any, Any], *args: Any) -> None:
         """Commit an operation with the ack of this item: both happen, or neither.
@@ -51,6 +72,10 @@ class Work:
         It is dropped if the handler raises, and if the claim is lost. It must not raise itself.
         """
         self.joined.append((operation, operation.positional(args, {})))
+
+    def join_failing(self, operation: Operation[Any, Any], *args: Any) -> None:
+        """Commit an operation if this attempt ends in a failure, together with that."""
+        self.joined_failing.append((operation, operation.positional(args, {})))
 
     def extend(self, ttl_ms: int | None = None) -> int:
         """Ask for more time from now on (the policy's lease by default); the new deadline."""
@@ -66,6 +91,10 @@ class Handler(Protocol):
     def __call__(self, work: Work, /) -> object: ...
 
 
+class AsyncHandler(Protocol):
+    def __call__(self, work: Work, /) -> Awaitable[object]: ...
+
+
 @dataclass(slots=True, eq=False)
 class Outcome:
     """How one attempt ended, and how far its settlement got."""
@@ -77,6 +106,17 @@ class Outcome:
     refusals: int = 0
     # True after a commit of unknown outcome: look before it is settled again.
     unsure: bool = False
+
+
+async def attempt_async(work: Work, handler: AsyncHandler, clock: Clock) -> Outcome:
+    """`attempt`, of a coroutine."""
+    began_ns = clock.mono_ns()
+    error: Exception | None = None
+    try:
+        await handler(work)
+    except Exception as raised:
+        error = raised
+    return Outcome(work, error, clock.mono_ns() - began_ns)
 
 
 def attempt(work: Work, handler: Handler, clock: Clock) -> Outcome:

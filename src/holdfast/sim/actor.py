@@ -56,7 +56,11 @@ class Life:
         self.scheduler: Scheduler = simulation.scheduler
         skew_ns = self.tape.pick(SKEWS_NS) if self.settings.skew else 0
         self.clock = ActorClock(
-            simulation.clock, self.scheduler, f"{actor.name}/{incarnation}", skew_ns=skew_ns
+            simulation.clock,
+            self.scheduler,
+            f"{actor.name}/{incarnation}",
+            skew_ns=skew_ns,
+            calm=lambda: simulation.calm,
         )
         self.store = FaultingStore(simulation.store, actor.name, incarnation, self.clock)
 

@@ -46,7 +46,11 @@ WORLD = _names(
 )
 BLOCKER = _names("code text height since_ns")
 LINEAGE = _names("parent_world_id parent_snapshot_hash forked_at_height")
+PENDING = _names("world_id effect_kind seq correlation_id tag dead")
 ASSIGNMENT = _names("desired_worker_id priority reason pinned")
+
+# Rows of a queue that are no items: whose turn it is, its rate, how many were taken from workers.
+ASIDE = ("g", "turn", "rate", "withdrawn")
 
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -83,8 +87,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         elif space == 7:
             _inbox_row(inboxes[path[0]], path[1:], value)
         elif space == 8:
-            # Whose turn it is decides an order, and nothing else.
-            if path[1] not in ("g", "turn"):
+            if path[1] not in ASIDE:
                 _QUEUE_ROWS[path[1]](queues[path[0]], path[2:], value)
         elif space == 9:
             _dedupe_row(dedupe[path[0]], path[1:], value)
@@ -153,6 +156,7 @@ def _new_inbox() -> Plain:
 def _new_universe() -> Plain:
     return {
         "names": {}, "records": {}, "assignments": {}, "by_worker": [], "counts": {}, "hints": [],
+        "pending": {},
     }  # fmt: skip
 
 
@@ -272,6 +276,8 @@ def _world_row(universe: Plain, path: tuple[Any, ...], value: bytes) -> None:
         universe["by_worker"].append([path[1], path[2]])
     elif kind == "c":
         universe["counts"][path[1]] = _int(value)
+    elif kind == "i":
+        universe["pending"][path[1].hex()] = _fields(PENDING, value)
 
 
 def _blob_row(blobs: Plain, path: tuple[Any, ...], value: bytes) -> None:

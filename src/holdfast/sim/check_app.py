@@ -11,6 +11,7 @@ import hashlib
 import random
 import uuid
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
@@ -23,15 +24,22 @@ STEP = (
 )  # fmt: skip
 INGRESS = (
     "kind", "type", "value", "event_hash", "intent_hash", "correlation_id", "from_world",
-    "from_height", "headers",
+    "from_height", "headers", "from_universe", "message_id",
 )  # fmt: skip
 INTENT = ("universe_id", "world_id", "intent_hash", "effect_kind", "params")
 LETTER = ("world_id", "seq", "ingress")
+RECEIPT = (
+    "intent_hash", "effect_kind", "status", "value", "code", "error", "attempts", "tag", "cost",
+    "redrive_of",
+)  # fmt: skip
+TIMER = ("slot", "type", "value", "delay_ns", "wall_ns", "cron", "zone", "missed")
 
-EFFECT = "fx.quote"
+QUOTE, PAY, MAIL = "fx.quote", "fx.pay", "fabric.send"
+EFFECTS = (QUOTE, PAY)
 FICKLE = "Fickle"
-EFFECT_TIMEOUT_NS = 5_000_000_000
+EFFECT_TIMEOUT_NS = 2_000_000_000
 MARKS_KEPT = 3
+ORDERS_KEPT = 3
 
 _decode = msgspec.msgpack.Decoder().decode
 _encode = msgspec.msgpack.Encoder().encode
@@ -46,6 +54,8 @@ class Want:
     params: bytes
     key: str | None = None
     content: bytes = b""
+    generation: int = 1
+    wall_ns: int = 0
 
 
 @dataclass(slots=True)
@@ -71,12 +81,13 @@ class Reaction:
 
 
 def initial() -> Plain:
-    return {"balance": 0, "seen": 0, "rate": 0.0, "marks": []}
+    return {"balance": 0, "seen": 0, "rate": 0.0, "marks": [], "orders": []}
 
 
 def fresh(state: Plain) -> Plain:
     """The state as it is when it was stored and read again."""
-    return {**state, "rate": float(state["rate"]), "marks": list(state["marks"])}
+    lists = {name: list(state[name]) for name in ("marks", "orders")}
+    return {**state, "rate": float(state["rate"]), **lists}
 
 
 def stored(state: Plain) -> bytes:
@@ -89,6 +100,10 @@ def read(names: tuple[str, ...], body: bytes) -> Plain:
     return dict(zip(names, values, strict=False))
 
 
+def unpacked(data: bytes) -> Any:
+    return _decode(data)
+
+
 def step_of(body: bytes) -> Plain:
     step = read(STEP, body)
     step["ingress"] = dict(zip(INGRESS, step["ingress"], strict=True))
@@ -98,6 +113,14 @@ def step_of(body: bytes) -> Plain:
 def event_of(ingress: Plain) -> Plain:
     found: Plain = _decode(ingress["value"][1:])
     return found
+
+
+def receipt_of(ingress: Plain) -> Plain:
+    return read(RECEIPT, ingress["value"])
+
+
+def timer_of(params: bytes) -> Plain:
+    return read(TIMER, params)
 
 
 def slot_of(want: Want) -> str | None:
@@ -112,15 +135,18 @@ def react(state: Plain, step: Plain, world_id: str, name: str, height: int) -> R
     ingress = step["ingress"]
     if step["base"] == height - 1:
         state = fresh(state)
-    if ingress["kind"] == "receipt" or ingress["type"] not in _HANDLERS:
+    receipt = ingress["kind"] == "receipt"
+    handlers = _RECEIPTS if receipt else _HANDLERS
+    if ingress["type"] not in handlers:
         return Reaction("ignored", state)
     if ingress["type"] == "Botched":
         return Reaction("failed", fresh(state))
     place = Place(world_id, name, height, step["wall_ns"], step["entropy"], step["generation"])
     if ingress["type"] == FICKLE and step["reply"] is not None:
         place.told = _decode(step["reply"])[1]
-    state = {**state, "marks": list(state["marks"])}
-    wants = _HANDLERS[ingress["type"]](state, event_of(ingress), place)
+    state = {**state, "marks": list(state["marks"]), "orders": list(state["orders"])}
+    told = receipt_of(ingress) if receipt else event_of(ingress)
+    wants = handlers[ingress["type"]](state, told, place)
     state["seen"] += 1
     reply = _encode([state["seen"], state["balance"], str(state["rate"]), state["marks"]])
     return Reaction("ok", state, wants, reply)
@@ -138,7 +164,8 @@ def _paid(state: Plain, event: Plain, place: Place) -> list[Want]:
 def _moved(state: Plain, event: Plain, place: Place) -> list[Want]:
     state["balance"] -= event["amount"]
     paid = _event({"id": f"{event['id']}>", "amount": event["amount"], "note": ""})
-    mail = ["Account", event["to"], "Paid", paid, None, "typed_event", None, {}, None]
+    to = ["Account", event["to"]]
+    mail: list[Any] = [None, to, "typed_event", "Paid", paid, None, None, {}, None, None]
     return [_want(place, "fabric.send", _encode(mail))]
 
 
@@ -151,17 +178,68 @@ def _rolled(state: Plain, event: Plain, place: Place) -> list[Want]:
 
 
 def _ordered(state: Plain, event: Plain, place: Place) -> list[Want]:
-    params = _encode([event["what"]])
+    return [_effect(QUOTE, event, place)]
+
+
+def _bought(state: Plain, event: Plain, place: Place) -> list[Want]:
+    want = _effect(PAY, event, place, priority=event["priority"])
+    state["orders"] = [*state["orders"], want.hash.hex()][-ORDERS_KEPT:]
+    return [want]
+
+
+def _effect(kind: str, event: Plain, place: Place, priority: int = 0) -> Want:
+    params = _encode([event["what"], event["id"] if event["key"] is None else ""])
     options = {"key": event["key"], "timeout_ns": EFFECT_TIMEOUT_NS, "tag": event["id"]}
-    return [_want(place, EFFECT, params, **options)]
+    return _want(place, kind, params, priority=priority, **options)
+
+
+def _settled(state: Plain, receipt: Plain, place: Place) -> list[Want]:
+    value = _decode(receipt["value"]) if receipt["status"] == "ok" else None
+    told = (receipt["tag"], receipt["status"], receipt["code"], str(value), receipt["attempts"])
+    state["marks"] = [*state["marks"], " ".join(map(str, told))][-MARKS_KEPT:]
+    return []
+
+
+def _mailed(state: Plain, receipt: Plain, place: Place) -> list[Want]:
+    told = f"mail {receipt['status']} {receipt['code']}"
+    state["marks"] = [*state["marks"], told][-MARKS_KEPT:]
+    return []
+
+
+def _regretted(state: Plain, event: Plain, place: Place) -> list[Want]:
+    orders = state["orders"]
+    if not orders:
+        return []
+    return [_want(place, "effect.cancel", bytes.fromhex(orders[event["nth"] % len(orders)]))]
 
 
 def _slept(state: Plain, event: Plain, place: Place) -> list[Want]:
+    return [_timer(event, place, event["seconds"] * 1_000_000_000, None)]
+
+
+def _dated(state: Plain, event: Plain, place: Place) -> list[Want]:
+    now = datetime.fromtimestamp(place.wall_ns / 1e9, UTC)
+    when = now + timedelta(seconds=event["seconds"])
+    wall_ns = (when - datetime(1970, 1, 1, tzinfo=UTC)) // timedelta(microseconds=1) * 1000
+    return [_timer(event, place, None, wall_ns)]
+
+
+def _ticked(state: Plain, event: Plain, place: Place) -> list[Want]:
+    return [_timer(event, place, None, None, event["rule"], event["missed"])]
+
+
+def _timer(
+    event: Plain,
+    place: Place,
+    delay_ns: int | None,
+    wall_ns: int | None,
+    rule: str = "",
+    missed: str = "one",
+) -> Want:
     slot = event["key"] if event["key"] is not None else f"@{place.height}.0"
     paid = _event({"id": f"{event['id']}~", "amount": 1, "note": ""})
-    delay_ns = event["seconds"] * 1_000_000_000
-    timer = [slot, "Paid", paid, delay_ns, None, "", "UTC", "one"]  # no calendar, no rule
-    return [_want(place, "timer.set", _encode(timer))]
+    timer = [slot, "Paid", paid, delay_ns, wall_ns, rule, "UTC", missed]
+    return _want(place, "timer.set", _encode(timer))
 
 
 def _woken(state: Plain, event: Plain, place: Place) -> list[Want]:
@@ -183,12 +261,18 @@ _HANDLERS: dict[str, Any] = {
     "Moved": _moved,
     "Rolled": _rolled,
     "Ordered": _ordered,
+    "Bought": _bought,
+    "Regretted": _regretted,
     "Slept": _slept,
+    "Dated": _dated,
+    "Ticked": _ticked,
     "Woken": _woken,
     "Deadly": _deadly,
     "Fickle": _fickle,
     "Botched": None,
 }
+# Receipts that the account hears of; those of quotes are journaled and ignored.
+_RECEIPTS: dict[str, Any] = {PAY: _settled, MAIL: _mailed}
 
 
 # -- identities ----------------------------------------------------------------------------------
@@ -207,15 +291,21 @@ def _want(
     key: str | None = None,
     timeout_ns: int = 0,
     tag: str = "",
+    priority: int = 0,
 ) -> Want:
     # Every handler here emits one thing, so its index is 0.
     where = (
         b"p" + place.height.to_bytes(8, "big") + bytes(8) if key is None else b"k" + key.encode()
     )
     hash = digest(place.generation.to_bytes(8, "big"), place.world_id.encode(), where)
-    rest = _encode([0, timeout_ns, tag, key, None])
+    rest = _encode([priority, timeout_ns, tag, key, None])
     content = digest(hash, kind.encode(), params, place.name.encode(), rest)
-    return Want(hash, kind, params, key, content)
+    return Want(hash, kind, params, key, content, place.generation, place.wall_ns)
+
+
+def keyed_hash(generation: int, world_id: str, key: str) -> bytes:
+    """The name of an intent with a user's key."""
+    return digest(generation.to_bytes(8, "big"), world_id.encode(), b"k" + key.encode())
 
 
 def _event(fields: Plain) -> bytes:

@@ -1,8 +1,12 @@
-"""Checkers of queues, dead letters and timers: S1 S3 S4 L7 T1 T2 D1 D2, by replaying a model.
+"""Checkers of queues, dead letters and timers: S1 S3 S4 L7 E2 T1 D1 D2, by replaying a model.
 
 The model follows each item through the operations that were applied. What the operations do not
 tell one by one (a claim that expires during somebody else's claim, an item that dies of it) it
 takes as possible from the moment it is legal, and the next audit or claim shows which it was.
+
+Queues of a universe are filled and emptied by worlds, inside their commits: an item is known from its
+first claim or audit on, and may be withdrawn. Whether it should be there is `check_intents`' to say;
+who may settle it is judged here, and a receipt is accepted by nobody else (E2).
 """
 
 from __future__ import annotations
@@ -12,9 +16,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.sim.history import Event, History
+from holdfast.sim.model_worlds import FAILURES
 from holdfast.sim.violation import Violation
 
 Plain = dict[str, Any]
+
+# Timers that wait for a time on the wall, which is not store time: see check_intents.
+BY_WALL = "/timers/calendar"
 
 
 @dataclass(slots=True)
@@ -48,11 +56,11 @@ class _Replay:
     def step(self, event: Event) -> None:
         if event.op == "audit":
             for queue, rows in event.value["queues"].items():
-                if _of_worlds(queue):
+                if _of_failures(queue):
                     self._indexes(event, queue, rows)
                 else:
                     self._audit(event, queue, rows)
-        elif event.applied and event.op in _STEPS and not _of_worlds(event.args.get("queue", "")):
+        elif event.applied and event.op in _STEPS and not _of_failures(event.args.get("queue", "")):
             _STEPS[event.op](self, event)
 
     def _bad(self, number: str, what: str, event: Event) -> None:
@@ -103,12 +111,14 @@ class _Replay:
         for claim in claims:
             queue = claim["queue"]
             name = f"{queue}/{claim['seq']}"
-            item = self.items.get(queue, {}).get(claim["seq"])
+            item = self.items.setdefault(queue, {}).get(claim["seq"])
+            if item is None and _of_worlds(queue):
+                item = self.items[queue][claim["seq"]] = _Item(claim["payload"], 0)
             if item is None or item.state in ("done", "dead", "gone"):
                 state = "unknown" if item is None else item.state
                 self._bad("S1", f"{name}: claimed but {state}", event)
                 continue
-            if now < item.not_before_ns:
+            if now < item.not_before_ns and not queue.endswith(BY_WALL):
                 self._bad("T1", f"{name}: claimed {item.not_before_ns - now} ns early", event)
             if item.state == "claimed":
                 if now < item.expires_ns:
@@ -133,13 +143,15 @@ class _Replay:
         if item is None or item.state != "claimed":
             state = "unknown" if item is None else item.state
             number = "T1" if item is not None and item.timer and state == "done" else "S1"
+            number = "E2" if _of_worlds(token["queue"]) else number
             self._bad(number, f"{name}: {event.op} of an item that is {state}", event)
             return None
+        number = "E2" if _of_worlds(token["queue"]) else "L7"
         if (token["number"], token["owner"]) != (item.number, item.owner):
-            self._bad("L7", f"{name}: {event.op} under claim {token['number']} of {token['owner']}, "
+            self._bad(number, f"{name}: {event.op} under claim {token['number']} of {token['owner']}, "
                       f"the current one is {item.number} of {item.owner}", event)  # fmt: skip
         elif event.at_ns >= item.expires_ns:
-            self._bad("L7", f"{name}: {event.op} after the claim expired", event)
+            self._bad(number, f"{name}: {event.op} after the claim expired", event)
         return item
 
     def _finish(self, event: Event, token: Plain) -> None:
@@ -230,6 +242,13 @@ class _Replay:
     def _audit(self, event: Event, queue: str, rows: Plain) -> None:
         items = self.items.setdefault(queue, {})
         alive, dead = rows["items"], rows["dead"]
+        if _of_worlds(queue):
+            for seq, row in alive.items():
+                if seq not in items and seq <= self.last_seq.get(queue, 0):
+                    self._bad("D2", f"{queue}/{seq}: there again, or late", event)
+                if seq not in items:
+                    items[seq] = _Item(row["payload"], row["not_before_ns"])
+            self.last_seq[queue] = rows["last_seq"]
         for seq, item in items.items():
             self._place(event, queue, seq, item, alive.get(seq), dead.get(seq))
         if self.purged.get(queue, 0) != 0:
@@ -255,6 +274,9 @@ class _Replay:
             if item.purgeable and self._may_be_dead(queue, item, now):
                 item.state = "gone"
                 self.purged[queue] -= 1
+                return
+            if _of_worlds(queue):
+                item.state = "gone"  # withdrawn, or redriven: if wrongly, its intent is nowhere
                 return
             self._bad("D2", f"{name}: {item.state}, and nowhere to be found", event)
             return
@@ -316,6 +338,8 @@ class _Replay:
             "dead": len(rows["dead"]),
             "done": self.done.get(queue, 0),
         }
+        if _of_worlds(queue):
+            recount["done"] = rows["counts"]["done"]  # those withdrawn are among them
         if rows["counts"] != recount:
             self._bad("S4", f"{queue}: counters {rows['counts']}, recount {recount}", event)
 
@@ -336,8 +360,13 @@ class _Replay:
 
 
 def _of_worlds(queue: str) -> bool:
-    """Queues of a universe are filled by worlds, inside their commits: see check_worlds."""
+    """Queues of a universe are filled and emptied by worlds, inside their commits."""
     return "/" in queue
+
+
+def _of_failures(queue: str) -> bool:
+    """Events that a reducer raised on: see check_worlds."""
+    return queue.endswith(FAILURES)
 
 
 _STEPS: dict[str, Callable[[_Replay, Event], None]] = {

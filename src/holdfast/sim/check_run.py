@@ -1,11 +1,15 @@
-"""Checkers of how a run begins and ends: B1 at boot, T2 and R3 once all should be at rest."""
+"""Checkers of how a run begins and ends: B1 at boot, T2 and R3 once all should be at rest; and A2."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from holdfast.sim.check_queue import BY_WALL
 from holdfast.sim.history import Event, History
 from holdfast.sim.violation import Violation
+
+
+SECOND_NS = 1_000_000_000
 
 
 def check_b1(history: History) -> Iterator[Violation]:
@@ -29,12 +33,27 @@ def check_b1(history: History) -> Iterator[Violation]:
 def check_t2(history: History) -> Iterator[Violation]:
     """Once faults have stopped and all came to rest, no timer is overdue."""
     for audit in _final_audit(history):
+        wall_ns = audit.args.get("wall_ns", audit.at_ns)
         for queue, rows in audit.value["queues"].items():
-            if "/" in queue:
-                continue  # of a universe: who fires its timers is not here yet
+            now_ns = wall_ns if queue.endswith(BY_WALL) else audit.at_ns
             for seq, row in rows["items"].items():
-                if 0 < row["not_before_ns"] <= audit.at_ns - history.config("rest_ns", 0):
+                if 0 < row["not_before_ns"] <= now_ns - history.config("rest_ns", 0):
                     yield Violation("T2", f"{queue}/{seq}: due, and never fired", audit)
+
+
+def check_a2(history: History) -> Iterator[Violation]:
+    """Blocks of a rate do not overlap, so no second holds more tokens than the rate."""
+    for life in history.lives():
+        ends: dict[str, int] = {}
+        for event in life:
+            if event.op != "rate.grant" or not event.applied:
+                continue
+            queue, block = event.args["queue"], event.value
+            if block["from_ns"] < max(ends.get(queue, 0), event.at_ns):
+                yield Violation("A2", f"{queue}: tokens that another has, or had", event)
+            if block["slot_ns"] * event.args["rate_per_s"] < SECOND_NS:
+                yield Violation("A2", f"{queue}: more tokens in a second than the rate", event)
+            ends[queue] = block["from_ns"] + block["tokens"] * block["slot_ns"]
 
 
 def check_r3(history: History) -> Iterator[Violation]:

@@ -2,29 +2,28 @@
 
 an entry      is what was committed, chained to the one before
 a snapshot    is the model's state at its height
-an intent     is in exactly one place: a queue, or the inbox or journal it was sent to
 a fork        has its lineage, and nothing that its parent was sent
 a hint        lies where it is looked for, for every world that has work
 who leads     is what the log of authority says
+
+What became of intents is compared in `check_intents`.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 from holdfast.sim import check_app
-from holdfast.sim.check_app import Want
 from holdfast.sim.history import Event
 from holdfast.sim.model_worlds import FAILURES, Model, World, id_of
 from holdfast.sim.violation import Violation
 
 Plain = dict[str, Any]
 
-# Keys of what was not sent by a sender.
-MAIL = ("fabric:", "redrive:", "receipt:")
+# Keys of failed events that were delivered again.
+REDRIVEN = "redrive:"
 DECISION = ("kind", "owner", "incarnation", "lease_id", "generation", "epoch", "decided_ns",
             "leased_until_ns")  # fmt: skip
 # The authority's moves: what may come before, what is after.
@@ -57,7 +56,7 @@ class Comparison:
 
     def compare(self) -> None:
         for universe, found in self.event.value.get("worlds", {}).items():
-            rows = _Rows(universe, self.event.value)
+            rows = Rows(universe, self.event.value)
             for world_id, record in found["records"].items():
                 subject = f"{universe}/{world_id}"
                 world = self.model.world(subject)
@@ -69,7 +68,6 @@ class Comparison:
                 self._hint(subject, world, record, found, rows)
             self._authority(universe, rows)
             self._indexes(universe, found)
-            self._intents(universe, rows)
             self._failures(universe, rows)
 
     def _lineage(self, subject: str, world: World, record: Plain) -> None:
@@ -78,7 +76,7 @@ class Comparison:
         elif world.forked and record["lineage"]["forked_at_height"] != world.base:
             self._bad("K1", f"{subject}: the lineage names another height")
 
-    def _inbox(self, subject: str, world: World, rows: _Rows) -> None:
+    def _inbox(self, subject: str, world: World, rows: Rows) -> None:
         inbox = rows.inbox(subject)
         cursor, last = inbox["cursor"], inbox["last_seq"]
         if cursor != world.cursor:
@@ -98,14 +96,19 @@ class Comparison:
         for seq, row in inbox["rows"].items():
             if seq <= cursor:
                 self._bad("I3", f"{subject}/{seq}: below the cursor, and still there")
-            elif seq not in world.delivered and not str(row["key"]).startswith(MAIL):
+            elif seq not in world.delivered and self._unsent(rows, row):
                 number = "K1" if world.forked else "I4"
                 self._bad(number, f"{subject}/{seq}: there, but nobody delivered it")
         if sorted(inbox["rows"]) != list(range(cursor + 1, last + 1)):
             self._bad("I3", f"{subject}: {sorted(inbox['rows'])} after {cursor}")
         self._once(subject, world, rows)
 
-    def _once(self, subject: str, world: World, rows: _Rows) -> None:
+    def _unsent(self, rows: Rows, row: Plain) -> bool:
+        """Whether it is an event of a sender. Mail, timers and receipts belong to intents."""
+        kind = rows.ingress(row)[0]
+        return kind == "event" and not str(row["key"]).startswith(REDRIVEN)
+
+    def _once(self, subject: str, world: World, rows: Rows) -> None:
         """Every message has a name of its own: it is here once, and once more for each redrive."""
         ids = Counter(id_of(step["ingress"]) for step in world.steps)
         for row in rows.inbox(subject)["rows"].values():
@@ -114,7 +117,7 @@ class Comparison:
             if id and times > 1 + world.redriven[id]:
                 self._bad("I1", f"{subject}: {id} is there {times} times")
 
-    def _journal(self, subject: str, world: World, rows: _Rows) -> None:
+    def _journal(self, subject: str, world: World, rows: Rows) -> None:
         head, entries, doubled = rows.journal(subject)
         if head is None:
             if world.bodies:
@@ -136,7 +139,7 @@ class Comparison:
         if last != head["hash"]:
             self._bad("J2", f"{subject}: the head's hash is not the last entry's")
 
-    def _snapshots(self, subject: str, world: World, rows: _Rows) -> None:
+    def _snapshots(self, subject: str, world: World, rows: Rows) -> None:
         saved, baseline = rows.snapshots(subject)
         for height, row in saved.items():
             state = world.state_at(height)
@@ -152,7 +155,7 @@ class Comparison:
         if floor > 1 and (baseline is None or floor > baseline["height"] + 1):
             self._bad("J4", f"{subject}: cut off at {floor}, baseline {baseline}")
 
-    def _hint(self, subject: str, world: World, record: Plain, found: Plain, rows: _Rows) -> None:
+    def _hint(self, subject: str, world: World, record: Plain, found: Plain, rows: Rows) -> None:
         """A world that has work is hinted to whoever looks for it: its worker, or the leader."""
         if record["status"] != "active" or not rows.inbox(subject)["rows"]:
             return
@@ -176,7 +179,7 @@ class Comparison:
         if named != found["names"]:
             self._bad("S4", f"{universe}: names and records differ")
 
-    def _authority(self, universe: str, rows: _Rows) -> None:
+    def _authority(self, universe: str, rows: Rows) -> None:
         """Who leads is what the log of decisions says."""
         subject = f"{universe}/authority"
         told: Plain = {"state": "free", "epoch": 0}
@@ -197,32 +200,7 @@ class Comparison:
         if found != right:
             self._bad("J5", f"{subject}: the log says {found}, the lease {right}")
 
-    def _intents(self, universe: str, rows: _Rows) -> None:
-        """Each intent is in exactly one place, and nothing is anywhere before its entry."""
-        places: Counter[bytes] = Counter(rows.mailed())
-        answered = set(rows.receipts())
-        for step in (step for world in self.model.worlds.values() for step in world.steps):
-            hash, kind = step["ingress"]["intent_hash"], step["ingress"]["kind"]
-            if kind == "fabric":
-                places[hash] += 1
-            elif kind == "receipt":
-                answered.add(hash)
-        for queue, intent in rows.queued():
-            places[intent["intent_hash"]] += 1
-            known = self.model.wants.get(intent["intent_hash"])
-            if known is not None and not _belongs(queue, known[1], intent):
-                self._bad("E1", f"{queue}: an intent in the wrong place or shape")
-        for hash, (subject, want) in self.model.wants.items():
-            if places[hash] != 1:
-                self._bad("E1", f"{subject}: a {want.kind} is in {places[hash]} places")
-        for hash in places:
-            if hash not in self.model.wants:
-                self._bad("J1", f"{universe}: an intent {hash.hex()[:8]} of no entry")
-        for hash, subject in self.model.refused.items():
-            if hash not in answered:
-                self._bad("E1", f"{subject}: a key was refused, and nobody told")
-
-    def _failures(self, universe: str, rows: _Rows) -> None:
+    def _failures(self, universe: str, rows: Rows) -> None:
         failed = Counter(
             (subject, step["seq"])
             for subject, world in self.model.worlds.items()
@@ -244,7 +222,7 @@ class Comparison:
                 self._bad("D1", f"{universe}: failed event {n} is gone")
 
 
-class _Rows:
+class Rows:
     """One audit, by subject."""
 
     def __init__(self, universe: str, value: Plain) -> None:
@@ -287,33 +265,6 @@ class _Rows:
 
     def ingress(self, row: Plain) -> list[Any]:
         return list(check_app.read(check_app.INGRESS, self.body(row)).values())
-
-    def mailed(self) -> Iterator[bytes]:
-        """What other worlds have sent, and nobody has read yet."""
-        yield from self._waiting("fabric")
-
-    def receipts(self) -> Iterator[bytes]:
-        yield from self._waiting("receipt")
-
-    def _waiting(self, kind: str) -> Iterator[bytes]:
-        for subject, inbox in self._value["inboxes"].items():
-            if subject.startswith(self._universe):
-                for row in inbox["rows"].values():
-                    ingress = check_app.read(check_app.INGRESS, self.body(row))
-                    if ingress["kind"] == kind:
-                        yield ingress["intent_hash"]
-
-    def queued(self) -> Iterator[tuple[str, Plain]]:
-        for name, queue in self._value["queues"].items():
-            if name.startswith(self._universe) and not name.endswith(FAILURES):
-                for row in queue["items"].values():
-                    yield name, check_app.read(check_app.INTENT, self.body(row, "payload"))
-
-
-def _belongs(queue: str, want: Want, intent: Plain) -> bool:
-    place = "timers" if want.kind == "timer.set" else f"effects/{want.kind}"
-    fits = (intent["effect_kind"], intent["params"]) == (want.kind, want.params)
-    return fits and queue.partition("/")[2] == place
 
 
 def _link(last: bytes, height: int, entry: Plain) -> bytes:

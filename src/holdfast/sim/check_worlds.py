@@ -1,4 +1,4 @@
-"""Checkers of worlds, by replaying a model: J1 to J5, I1 to I5, K1, E1, D1, A1, S3, S4, R3.
+"""Checkers of worlds, by replaying a model: J1 to J5, I1 to I5, K1, E1, E3, T1, F1, D1, A1, S3, S4, R3.
 
 Ingress gets a number when it is delivered; a cycle journals the next of it, in order; `check_app` says
 what each entry should hold, what it should have emitted and which state follows. Who may host a world
@@ -12,11 +12,12 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.sim import check_app
+from holdfast.sim import check_app, check_intents
 from holdfast.sim.check_app import Want
 from holdfast.sim.check_world_rows import Comparison
 from holdfast.sim.history import Event, History
 from holdfast.sim.lease_events import expanded, stuck_now
+from holdfast.sim.model_intents import Fire, open_at, timer_of
 from holdfast.sim.model_worlds import FAILURES, Model, World, id_of
 from holdfast.sim.violation import Violation
 
@@ -30,14 +31,18 @@ class _Replay:
         self.model = Model()
         self.found: list[Violation] = []
         self._stuck_max = config.get("stuck_max", 0)
+        self._crowded = config.get("crowded", False)
 
     def step(self, event: Event) -> None:
         if event.op == "audit":
             comparison = Comparison(self.model, event)
             comparison.compare()
             self.found += comparison.found
+            self.found += check_intents.Compared(self.model, event).found()
         elif event.op == "diverged":
             self._diverged(event)
+        elif event.op == "effect.call":
+            self.model.calls[event.args["n"]] = event.args
         elif event.applied and event.op in _STEPS:
             _STEPS[event.op](self, event)
 
@@ -90,6 +95,11 @@ class _Replay:
             self._bad("A1", f"{subject}: a cycle, but it is {world.status}", event)
         for body in cycle["bodies"]:
             self._append(event, subject, world, body)
+        for failed in cycle.get("failed", ()):
+            # Numbers of a queue are given in the order of commits.
+            self.model.letters_last += 1
+            id = id_of(check_app.read(check_app.INGRESS, failed["body"]))
+            self.model.letters[self.model.letters_last] = (subject, failed["seq"], id)
 
     def _append(self, event: Event, subject: str, world: World, body: bytes) -> None:
         step = check_app.step_of(body)
@@ -115,39 +125,65 @@ class _Replay:
         world.bodies.append(body)
         world.steps.append(step)
         world.states.append(should.state)
+        world.wants.append(should.wants)
         for want in should.wants:
-            self._wanted(subject, world, step["generation"], want)
+            self._wanted(event, subject, world, want)
 
-    def _wanted(self, subject: str, world: World, generation: int, want: Want) -> None:
+    def _wanted(self, event: Event, subject: str, world: World, want: Want) -> None:
         """A key stands for what it was used for first; something else under it is refused. The key
         of a timer is a slot: what is set there goes when another is set, or when it is emptied."""
-        slot = check_app.slot_of(want)
-        if slot is not None:
-            self.model.wants.pop(world.slots.pop(slot, b""), None)
-            if want.kind == "timer.cancel":
-                return
-            world.slots[slot] = want.hash
+        intents = self.model.intents
+        if want.kind == "timer.set":
+            intents.set_timer(timer_of(subject, want, event.at_ns), event.i)
+            return
+        if want.kind == "timer.cancel":
+            intents.empty(subject, check_app.slot_of(want) or "", event.i)
+            return
+        if want.kind == "effect.cancel":
+            intents.cancel(subject, want.params)
+            return
         if want.key is not None:
             wanted = check_app.digest(want.kind.encode(), want.params)
-            if world.ordered.setdefault((generation, want.key), wanted) != wanted:
-                self.model.refused[want.hash] = subject
+            if world.ordered.setdefault((want.generation, want.key), wanted) != wanted:
+                intents.refused[want.hash] = subject
                 return
-        self.model.wants.setdefault(want.hash, (subject, want))
-
-    def _posted(self, event: Event) -> None:
-        if event.args["queue"].endswith(FAILURES):
-            letter = check_app.read(check_app.LETTER, event.args["payload"])
-            subject = f"{event.args['queue'].partition('/')[0]}/{letter['world_id']}"
-            id = id_of(check_app.read(check_app.INGRESS, letter["ingress"]))
-            self.model.letters[event.value] = (subject, letter["seq"], id)
+        intents.want(subject, want)
 
     def _redrive(self, event: Event) -> None:
         if event.args["queue"].endswith(FAILURES):
             for old, new in zip(event.args["seqs"], event.value, strict=True):
                 subject, seq, id = self.model.letters[old]
                 self.model.letters[new] = (subject, seq, id)
+                self.model.letters_last = max(new, self.model.letters_last)
                 self.model.redriven |= {old, new}
                 self._world(subject).redriven[id] += 1
+
+    # -- what comes back -------------------------------------------------------------------------
+
+    def _fired(self, event: Event) -> None:
+        fire = Fire(event.i, event.at_ns, event.args["wall_ns"])
+        self.model.intents.fire(fire, crowded=self._crowded)
+
+    def _taken(self, event: Event) -> None:
+        """What a deleted world wanted is not begun any more."""
+        for claim in event.value["items"]:
+            if "/effects/" not in claim["queue"] or claim["blob"]:
+                continue
+            intent = check_app.read(check_app.INTENT, claim["payload"])
+            subject = f"{intent['universe_id']}/{intent['world_id']}"
+            if self._world(subject).status == "deleted" and intent["effect_kind"] != check_app.MAIL:
+                self._bad("E1", f"{subject}: deleted, and its effect is begun", event)
+
+    def _redrive_effects(self, event: Event) -> None:
+        """Each is another intent; whose, and what it wants, is that of the dead one."""
+        for seq, name in zip(event.args["seqs"], event.value, strict=True):
+            for subject, want in list(self.model.intents.wants.values()):
+                right = check_app.digest(b"redrive", want.hash, seq.to_bytes(8, "big"))
+                if right == name and want.kind == event.args["kind"]:
+                    self.model.intents.redrive(subject, want, seq)
+                    break
+            else:
+                self._bad("E1", f"redriven, but {name.hex()[:8]} is nobody's", event)
 
     # -- who hosts it ----------------------------------------------------------------------------
 
@@ -250,6 +286,12 @@ class _Replay:
         child = World(made["world_id"], made["name"], height, forked=True)
         child.states = [check_app.fresh(state)]
         self.model.worlds[subject] = child
+        effects, timers = open_at(parent.steps, parent.wants, height - parent.base)
+        asked = event.args.get("cutting") or event.args
+        policy = asked.get("policy", asked.get("effects", "drop"))
+        keeps = asked.get("timers", "drop")
+        timers = timers if keeps == "keep" or (keeps != "drop" and len(keeps)) else []
+        self.model.intents.inherit(subject, child.world_id, effects, timers, policy, event.i)
 
 
 def findings(history: History) -> list[Violation]:
@@ -259,6 +301,7 @@ def findings(history: History) -> list[Violation]:
         for event in expanded(life):
             replay.step(event)
         found += replay.found
+        found += check_intents.calls(replay.model)
     return found
 
 
@@ -270,8 +313,10 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "ingress.deliver": _Replay._deliver,
     "ingress.deliver_many": _Replay._deliver_many,
     "commit": _Replay._commit,
-    "queue.post_dead": _Replay._posted,
     "queue.redrive": _Replay._redrive,
+    "firing.fire_due": _Replay._fired,
+    "claims.take": _Replay._taken,
+    "receipts.redrive_effects": _Replay._redrive_effects,
     "tenure.acquire": _Replay._acquire,
     "tenure.park": _Replay._park,
     "tenure.try_alone": _Replay._try_alone,

@@ -1,5 +1,7 @@
 """The clock that one actor sees: the machine's, with its own skew, and a sleep that yields.
 
+Once faults have stopped, somebody has set the clocks: the skew is gone.
+
 Entropy is a function of who asks and how often: two incarnations never share an identity, and the
 tape is not spent on bytes that decide nothing.
 """
@@ -7,6 +9,7 @@ tape is not spent on bytes that decide nothing.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 from holdfast.clock import S, SimClock
 from holdfast.sim.scheduler import Scheduler
@@ -14,16 +17,23 @@ from holdfast.sim.scheduler import Scheduler
 
 class ActorClock:
     def __init__(
-        self, machine: SimClock, scheduler: Scheduler, identity: str, *, skew_ns: int = 0
+        self,
+        machine: SimClock,
+        scheduler: Scheduler,
+        identity: str,
+        *,
+        skew_ns: int = 0,
+        calm: Callable[[], bool] = lambda: False,
     ) -> None:
         self._machine = machine
         self._scheduler = scheduler
         self._identity = identity
         self._skew_ns = skew_ns
+        self._calm = calm
         self._asked = 0
 
     def wall_ns(self) -> int:
-        return self._machine.wall_ns() + self._skew_ns
+        return self._machine.wall_ns() + (0 if self._calm() else self._skew_ns)
 
     def boot_ns(self) -> int:
         return self._machine.boot_ns()

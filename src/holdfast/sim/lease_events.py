@@ -1,8 +1,9 @@
 """What operations of worlds and of authority do to leases, told as lease operations.
 
 `tenure.acquire` grants many leases at once, `catalog.change` takes one away, `authority.renew` renews
-one: to the checkers of leases these are grants, evictions and renewals like any other. Each such event
-is followed by what it did, in the same place of the history.
+one: to the checkers of leases these are grants, evictions and renewals like any other. And
+`cycle.commit` commits cycles of many worlds, each by itself: a `commit` for each of them. Each such
+event is followed by what it did, in the same place of the history.
 
 Besides the operations of `durable.lease` there are two that only happen inside others:
 
@@ -56,6 +57,26 @@ def stuck_now(event: Event, answer: dict[str, Any]) -> bool:
         and blocker["code"] == "reducer_stuck"
         and blocker["since_ns"] == event.at_ns
     )
+
+
+def _cycled(event: Event) -> Iterator[Event]:
+    """The cycles of one call, each applied, or refused for a reason of its own."""
+    cycles = event.args["cycles"]
+    answers = event.value if event.applied else [None] * len(cycles)
+    for cycle, answer in zip(cycles, answers, strict=True):
+        args = {"cycle": cycle, "lease": cycle["lease"]}
+        if answer is not None:
+            told = {"code": answer[0]}
+            yield _as(event, "commit", args, result="fail", value=told, commit_no=0)
+        elif event.result == "fail":
+            yield _as(event, "commit", args, value=event.value)
+        else:
+            yield _as(event, "commit", args)
+
+
+def _cycled_alone(event: Event) -> Iterator[Event]:
+    cycle = event.args["cycle"]
+    yield _as(event, "commit", {"cycle": cycle, "lease": cycle["lease"]}, value=event.value)
 
 
 def _changed(event: Event) -> Iterator[Event]:
@@ -114,6 +135,8 @@ def _as(event: Event, op: str, args: dict[str, Any], **changes: Any) -> Event:
 
 
 _TOLD: dict[str, Callable[[Event], Iterator[Event]]] = {
+    "cycle.commit": _cycled,
+    "cycle.apply": _cycled_alone,
     "tenure.acquire": _acquired,
     "tenure.park": _changed,
     "catalog.change": _changed,

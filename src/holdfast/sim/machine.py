@@ -77,7 +77,7 @@ class SimStore:
         return state.hexdigest()
 
     def audit(self) -> None:
-        self.note("audit", value=audit(self.rows()))
+        self.note("audit", {"wall_ns": self.clock.wall_ns()}, value=audit(self.rows()))
 
     def note(self, op: str, args: dict[str, Any] | None = None, *, value: Any = None) -> None:
         self.history.add(self.engine.now_ns(), op, args, value=value)

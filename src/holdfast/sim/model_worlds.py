@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.sim import check_app
 from holdfast.sim.check_app import Want
+from holdfast.sim.model_intents import Intents
 
 Plain = dict[str, Any]
 
@@ -24,13 +25,14 @@ class World:
     forked: bool = False
     bodies: list[bytes] = field(default_factory=list)
     steps: list[Plain] = field(default_factory=list)
+    # What each entry wanted.
+    wants: list[list[Want]] = field(default_factory=list)
     states: list[Plain] = field(default_factory=lambda: [check_app.initial()])
     delivered: dict[int, tuple[str | None, list[Any]]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)  # acknowledged: somebody relies on it
     keys: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
     # What keys of effects stand for, by (generation, key).
     ordered: dict[tuple[int, str], bytes] = field(default_factory=dict)
-    slots: dict[str, bytes] = field(default_factory=dict)
     status: str = "active"
     worker: str | None = None
     held: bool = False
@@ -60,11 +62,14 @@ class Model:
     """All worlds of one life of the store, by subject, and what they want of others."""
 
     worlds: dict[str, World] = field(default_factory=dict)
-    # Intents that should be somewhere, and refusals of keys, by hash.
-    wants: dict[bytes, tuple[str, Want]] = field(default_factory=dict)
-    refused: dict[bytes, str] = field(default_factory=dict)
+    intents: Intents = field(default_factory=Intents)
+    # Deleted worlds: the last number that their inboxes gave.
+    closed: dict[str, int] = field(default_factory=dict)
+    # Calls to the world outside, by number.
+    calls: dict[int, Plain] = field(default_factory=dict)
     # Failed events by their number in the queue of failures: (subject, seq, id).
     letters: dict[int, tuple[str, int, str]] = field(default_factory=dict)
+    letters_last: int = 0
     redriven: set[int] = field(default_factory=set)
 
     def world(self, subject: str) -> World:
@@ -76,8 +81,11 @@ class Model:
 
 def id_of(ingress: Plain) -> str:
     """The name of a message, nobody else's: mail has its sender's, too, for an account that was deleted
-    and made again may be sent the same once more, and moves the money once more."""
+    and made again may be sent the same once more, and moves the money once more. A timer has its own,
+    for it may repeat."""
     if ingress["kind"] == "receipt":
         return ""
     id = str(check_app.event_of(ingress)["id"])
+    if ingress["kind"] == "timer":
+        return f"{ingress['intent_hash'].hex()}:{id}"
     return f"{ingress['from_world']}:{id}" if ingress["kind"] == "fabric" else id

@@ -110,8 +110,8 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     ),
     "timer: slot holds two": (
         Edit(
-            "world.publish:_empty_slot",
-            "queue.withdraw.fn(txn, timers(universe), codec.unpack_as(Slot, row).seq)",
+            "world.timers:_empty",
+            "queue.withdraw.fn(txn, held.queue(universe), held.seq)",
             "pass",
         ),
     ),

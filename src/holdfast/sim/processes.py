@@ -7,13 +7,17 @@ stops and restarts it is somebody else's business.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.app.app import App
 from holdfast.clock import MS
 from holdfast.durable.lease import Lease
+from holdfast.durable.queue import topic
 from holdfast.errors import CommitUnknown, HoldfastError, StoreReplaced
+from holdfast.roles.adapter import Adapter, AdapterPool
+from holdfast.roles.crew import RunnerRole
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Role
 from holdfast.roles.timer_worker import TimerWorker
@@ -24,9 +28,12 @@ from holdfast.store.api import Operation
 from holdfast.world.host import Host
 
 BUSY_NS = 50 * MS
-IDLE_MS_MIN = 20
 # A process is stopped in good order after about this many ticks of a thousand.
 STOPPED_MILLE = 20
+STOP_TICKS_MAX = 5
+IDLE_MS_MIN = 20
+# A policy with so many expiries gives nothing up, and is left as it is.
+CERTAIN_MIN = 1_000
 
 
 class RoleProcess(Actor):
@@ -50,7 +57,7 @@ class RoleProcess(Actor):
                 _survived(life, role.finish)
                 return
             if not more:
-                idle_s = max(role.next_s(), 0.0)
+                idle_s = max(_survived(life, role.next_s) or 0.0, 0.0)
                 since = _survived(life, life.store.wait, role.topics, since, idle_s)
 
 
@@ -109,28 +116,67 @@ class Leading(RoleProcess):
         return role
 
 
-class Firing(Actor):
-    """A timer worker: its runners, ticked by hand."""
+class Firing(RoleProcess):
+    """A timer worker."""
 
-    def __init__(self, name: str, app: App) -> None:
+    def role(self, life: Life) -> Role:
+        return TimerWorker(life.store, universe=self.app.universe, clock=life.clock)
+
+
+class Performing(Actor):
+    """An adapter pool, with what its effects do outside: its runners are ticked in turn, as their
+    threads would be."""
+
+    def __init__(
+        self,
+        name: str,
+        app: App,
+        adapters: Callable[[Life], Mapping[str, Adapter]],
+        changes: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__(name)
         self.app = app
+        self.adapters = adapters
+        # What the runners' policies are to have instead of what the pool gives them.
+        self.changes = dict(changes or {})
 
     def live(self, life: Life) -> None:
-        role = TimerWorker(
+        pool = AdapterPool(
             life.store,
             universe=self.app.universe,
+            adapters=self.adapters(life),
             worker=f"{self.name}.{life.incarnation}",
+            inline=True,
             clock=life.clock,
         )
-        for runner in role.runners:
+        for runner in pool.runners:
+            if runner.policy.expiries_max < CERTAIN_MIN:
+                runner.set_policy(dataclasses.replace(runner.policy, **self.changes))
             while not _survived(life, _booted, runner):
                 pass
+        topics = [topic(runner._queue) for runner in pool.runners]
+        since = 0
         while True:
-            for runner in role.runners:
-                tick = _survived(life, runner.tick)
-                if tick is None or not tick.moved:
-                    life.sleep(max(runner.idle_sleep_ms(), IDLE_MS_MIN) * MS)
+            since = _survived(life, life.store.wait, topics, since, 0.0)
+            ticks = [_survived(life, runner.tick) for runner in pool.runners]
+            if not life.calm and life.tape.chance(STOPPED_MILLE):
+                life.seen(f"{pool.name} stopped in good order")
+                _stop(life, pool)
+                return
+            if not any(tick is not None and tick.moved for tick in ticks):
+                idle_ms = min(_survived(life, one.idle_sleep_ms) or 0 for one in pool.runners)
+                idle_s = max(idle_ms, IDLE_MS_MIN) / 1000
+                since = _survived(life, life.store.wait, topics, since, idle_s)
+
+
+def _stop(life: Life, role: RunnerRole) -> None:
+    """What is in hand is settled, within a bound; what is not runs out."""
+    role.request_stop()
+    for runner in role.runners:
+        for _ in range(STOP_TICKS_MAX):
+            if not runner.in_hand:
+                break
+            _survived(life, runner.tick)
 
 
 def _booted(runner: Runner) -> bool:

@@ -233,7 +233,7 @@ class _Driven(Simulation):
                 if name in running
                 for seq in box["rows"]
             ),
-            *(name for name, due_ns in _timers(rows) if due_ns <= now_ns),
+            *(name for name, due_ns in self._timers(rows) if due_ns <= now_ns),
         ]
 
     def _idle_ns(self) -> int:
@@ -241,15 +241,17 @@ class _Driven(Simulation):
         if self._waiting():
             return 0
         now_ns = self.store.engine_now_ns()
-        due = [due_ns - now_ns for _, due_ns in _timers(audit(self.store.rows()))]
+        due = [due_ns - now_ns for _, due_ns in self._timers(audit(self.store.rows()))]
         return min(due, default=FOREVER_NS)
 
-
-def _timers(rows: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    for name, queue in rows["queues"].items():
-        if name.endswith("/timers"):
-            for seq, item in queue["items"].items():
-                yield f"{name}/{seq}", item["not_before_ns"]
+    def _timers(self, rows: dict[str, Any]) -> Iterator[tuple[str, int]]:
+        """What waits for a time, and for which by store time."""
+        ahead_ns = self.clock.wall_ns() - self.store.engine_now_ns()
+        for name, queue in rows["queues"].items():
+            if name.endswith(("/timers", "/timers/calendar")):
+                clock_ns = ahead_ns if name.endswith("/calendar") else 0
+                for seq, item in queue["items"].items():
+                    yield f"{name}/{seq}", item["not_before_ns"] - clock_ns
 
 
 class _ClientStore:

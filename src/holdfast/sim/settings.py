@@ -29,6 +29,13 @@ REST_NS = 5 * S
 FAULTS_UNTIL = 0.6
 # Leases lost at one message, after which its world is parked.
 STUCK_MAX = 3
+# Attempts that the effects of simulated worlds get.
+ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
+# Mail and timers are never given up.
+CERTAIN = {
+    name: {"failures_max": 1 << 31, "expiries_max": 1 << 31}
+    for name in ("u/effects/fabric.send", "u/timers", "u/timers/calendar")
+}
 
 
 class Workload:
@@ -36,6 +43,7 @@ class Workload:
 
     SPINE = "spine"  # leases, journals, inboxes, queues and the runner, each by itself
     WORLDS = "worlds"  # world workers and orchestrators, with all of that below them
+    EFFECTS = "effects"  # the same, with worlds that want much of others, and pools of those
     BOTH = "both"
     LEDGER = "ledger"  # services of a run's ledger, tasks that work its rows off, a sink
 
@@ -69,6 +77,10 @@ class Settings:
     orchestrators: int = 2
     senders: int = 1
     accounts: int = 2
+    pools: int = 1
+    timer_workers: int = 1
+    # Inboxes are so short that they are full at times.
+    crowded: bool = False
     rates: dict[Fault, int] = field(default_factory=dict)
     nemesis: tuple[str, ...] = ()
     failures_max: int = 3
@@ -87,8 +99,13 @@ class Settings:
 
     def promises(self) -> dict[str, Any]:
         """What checkers need to know of the run: its `config` event."""
+        effects = {
+            f"u/effects/{kind}": {**self.budget, "failures_max": attempts}
+            for kind, attempts in ATTEMPTS.items()
+        }
         return {
-            "budgets": dict.fromkeys(("q", "t", "fx"), self.budget),
+            "budgets": {**dict.fromkeys(("q", "t", "fx"), self.budget), **effects, **CERTAIN},
+            "crowded": self.crowded,
             "retention_ns": RETENTION_NS,
             "progress_ns": PROGRESS_NS,
             "rest_ns": REST_NS,
@@ -103,6 +120,7 @@ HAS_LEDGER = find_spec("numpy") is not None
 WORKLOADS = (
     *[Workload.SPINE] * 4,
     *[Workload.WORLDS] * 5,
+    *[Workload.EFFECTS] * 5,
     Workload.BOTH,
     *[Workload.LEDGER] * (5 if HAS_LEDGER else 0),
 )
@@ -137,6 +155,10 @@ def swarm(tape: Tape) -> Settings:
         group=tape.chance(400),
         skew=tape.chance(300),
     )
+    if settings.workload == Workload.EFFECTS:
+        settings.steps += 400
+        settings.pools = settings.timer_workers = 2
+        settings.crowded = tape.chance(200)
     if settings.workload == Workload.LEDGER:
         settings.ledger = ledger_shape.drawn(tape)
         # What a restored backup means to a sink that went on is for a person to say.

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from holdfast.clock import MS, SimClock
 from holdfast.sim.actor import RESTARTS_NS, Actor, Halted, Life, alive, describe
@@ -28,13 +29,16 @@ from holdfast.sim.tape import Tape
 from holdfast.store.memory import MemoryBackend
 from holdfast.store.rows import LmdbBackend
 
+Plain = dict[str, Any]
+
 # Looking whether all is at rest costs a scan: it is done once in so many steps.
 LOOK_EVERY = 40
-# Queues of a universe that nobody works off yet: adapters and timers are to come.
-UNSERVED = ("/effects/", "/timers", "/cancels")
+# Timers that wait for store time, and for a time on the wall.
+DELAYS, CALENDAR = "/timers", "/timers/calendar"
 # Commits that the engine remembers, to validate by and to answer from; answers that a board keeps for
 # repeats, and what it does at once. By module.
 SHORT_MEMORY = {"store.engine": {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}}
+CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
 SHORT_LEDGER = {
     "ledger.position": {"REPLIES_KEPT": 2, "OVER_KEPT": 2, "RIPEN_MAX": 1},
     "ledger.choose": {"PARTS_MAX": 2},
@@ -153,6 +157,14 @@ class Simulation:
         self._looked = self.scheduler.steps
         return not self._waiting()
 
+    def _due(self, name: str, row: Plain) -> bool:
+        """Whether an item is to be done by now. A timer's time may be far away."""
+        if name.endswith(CALENDAR):
+            return bool(row["not_before_ns"] <= self.clock.wall_ns())
+        if name.endswith(DELAYS):
+            return bool(row["not_before_ns"] <= self.store.engine_now_ns())
+        return True
+
     def _waiting(self) -> list[str]:
         """What still has to happen: items, ingress, producers that do not know yet."""
         rows = audit(self.store.rows())
@@ -166,8 +178,8 @@ class Simulation:
             *(
                 f"{name}/{seq}"
                 for name, q in rows["queues"].items()
-                if not any(part in name for part in UNSERVED)
-                for seq in q["items"]
+                for seq, row in q["items"].items()
+                if self._due(name, row)
             ),
             *(
                 f"{name}/{seq}"
@@ -211,6 +223,8 @@ def _short_memory(settings: Settings) -> Iterator[None]:
     wanted = SHORT_MEMORY if settings.short_memory else {}
     if settings.short_memory and settings.workload == Workload.LEDGER:
         wanted = {**wanted, **SHORT_LEDGER}
+    if settings.crowded:
+        wanted = {**wanted, **CROWDED}
     genuine = []
     try:
         for name, changes in wanted.items():

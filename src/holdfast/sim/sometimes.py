@@ -7,17 +7,19 @@ seeds none may stay at zero: a guard that never fired was never tested.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from holdfast.sim import check_app
 from holdfast.sim.faults import Fault
 from holdfast.sim.history import Event, History
-from holdfast.sim.lease_events import stuck_now
+from holdfast.sim.lease_events import expanded, stuck_now
 from holdfast.sim.settings import HAS_LEDGER
 
 # Over this many seeds everything below must have been seen.
 SEEDS_MIN = 200
 
+Plain = dict[str, Any]
 Sight = Callable[[Event], bool]
 
 
@@ -127,6 +129,68 @@ def _records(fits: Callable[[dict[str, Any]], bool]) -> Sight:
     )
 
 
+def _steps(event: Event) -> Iterator[Plain]:
+    if event.op == "commit" and event.applied:
+        for body in event.args["cycle"]["bodies"]:
+            yield check_app.step_of(body)
+
+
+def _got(fits: Callable[[Plain], bool], kind: str = "") -> Sight:
+    """A receipt that a world has journaled."""
+    return lambda event: any(
+        step["ingress"]["kind"] == "receipt"
+        and step["ingress"]["type"].startswith(kind)
+        and fits(check_app.receipt_of(step["ingress"]))
+        for step in _steps(event)
+    )
+
+
+def _fired(fits: Callable[[Plain], bool] = lambda ingress: True) -> Sight:
+    return lambda event: any(
+        step["ingress"]["kind"] == "timer" and fits(step["ingress"]) for step in _steps(event)
+    )
+
+
+def _wanted(kind: str) -> Sight:
+    return _did("commit", lambda event: any(one["effect_kind"] == kind for one in event.args["cycle"]["intents"]))
+
+
+def _forked(name: str, value: str) -> Sight:
+    return _did("fork", lambda event: event.args.get(name) == value)
+
+
+def _queued(queue: str) -> Sight:
+    return lambda event: event.op == "audit" and any(
+        name.endswith(queue) and found["items"] for name, found in event.value["queues"].items()
+    )
+
+
+_EFFECTS: dict[str, Sight] = {
+    "effect: called": _fate("effect.call"),
+    "effect: called again": _fate("effect.call", lambda event: event.args["attempt"] > 1),
+    "effect: done": _got(lambda receipt: receipt["status"] == "ok", "fx."),
+    "effect: done at a later attempt": _got(
+        lambda receipt: receipt["status"] == "ok" and receipt["attempts"] > 1, "fx."
+    ),
+    **{
+        f"effect: ended, {code}": _got(lambda receipt, code=code: receipt["code"] == code)  # type: ignore[misc]
+        for code in ("not_now", "never", "bad_result", "timeout", "expiries_exhausted", "exited",
+                     "cancelled", "dropped_by_fork")
+    },
+    "effect: redriven": _did("receipts.redrive_effects"),
+    "effect: of a redrive": _got(lambda receipt: receipt["redrive_of"] is not None, "fx."),
+    "effect: paid by rate": _did("rate.grant"),
+    "fork: effects answered": _forked("effects", "fail"),
+    "fork: effects reissued": _forked("effects", "reissue"),
+    "fork: timers kept": _forked("timers", "keep"),
+    "timer: worker fired": _did("firing.fire_due", lambda event: event.value > 0),
+    "timer: event in a journal": _fired(),
+    "timer: waits on the calendar": _queued("/timers/calendar"),
+    "timer: cancelled": _wanted("timer.cancel"),
+    "mail: waits for a full inbox": _queued("/effects/fabric.send"),
+    "mail: sender told": _got(lambda receipt: receipt["status"] == "ok", "fabric.send"),
+}  # fmt: skip
+
 _WORLDS: dict[str, Sight] = {
     "world: cycle": _did("commit"),
     "world: cycle fenced": _refused("commit", "fenced"),
@@ -139,7 +203,7 @@ _WORLDS: dict[str, Sight] = {
     "world: snapshot on leaving": _did("leave"),
     "world: journal packed": _did("compact", lambda event: bool(event.value)),
     "world: upkeep fenced": _refused("compact", "fenced"),
-    "world: reducer raised": _did("queue.post_dead"),
+    "world: reducer raised": _did("commit", lambda event: bool(event.args["cycle"]["failed"])),
     "world: failed event redriven": _did("queue.redrive", lambda event: event.args["queue"].endswith("failed-events")),
     "world: failed event delivered again": _did("redrive.redeliver", lambda event: event.value > 0),
     "world: granted anew": _answered(lambda one: one["lease"] is not None and one["lease"]["epoch"] > 1),
@@ -151,14 +215,7 @@ _WORLDS: dict[str, Sight] = {
     ),
     "world: parked for a fickle reducer": _did("tenure.park"),
     "world: tried alone": _did("tenure.try_alone"),
-    "world: key of an effect refused": lambda event: (
-        event.op == "audit"
-        and any(
-            str(row["key"]).startswith("receipt:")
-            for inbox in event.value["inboxes"].values()
-            for row in inbox["rows"].values()
-        )
-    ),
+    "world: key of an effect refused": _got(lambda receipt: receipt["code"] == "key_conflict"),
     "world: key sent again": _did("ingress.deliver", lambda event: bool(event.value["already"])),
     "world: key sent with another body": _refused("ingress.deliver", "key_conflict"),
     "world: deleted": _records(lambda record: record["status"] == "deleted"),
@@ -232,6 +289,11 @@ _TOLD = {
     "sent to a fork that is not there",
     "sender gave up",
     "keeper refused",
+    "adapter stopped in good order",
+    "timer stopped in good order",
+    "effect: died before the call",
+    "effect: died after the call",
+    "effect: answered in the wrong shape",
     "ledger: answer lost",
     "ledger: connection closed",
     "ledger: died before the sink's commit",
@@ -259,7 +321,7 @@ _TOLD = {
     "ledger: zombie stopped",
 }
 
-_ALL = {**_SIGHTS, **_WORLDS, **_LEDGER}
+_ALL = {**_SIGHTS, **_EFFECTS, **_WORLDS, **_LEDGER}
 SOMETIMES: frozenset[str] = frozenset(
     name for name in {*_ALL, *_TOLD} if HAS_LEDGER or not name.startswith("ledger: ")
 )
@@ -267,7 +329,7 @@ SOMETIMES: frozenset[str] = frozenset(
 
 def sightings(history: History, told: Counter[str]) -> Counter[str]:
     found = Counter({name: n for name, n in told.items() if name in _TOLD})
-    for event in history:
+    for event in expanded(history):
         for name, sees in _ALL.items():
             if sees(event):
                 found[name] += 1

@@ -22,15 +22,17 @@ from holdfast.errors import (
     StoreReplaced,
 )
 from holdfast.messages import Ingress, event_ingress
+from holdfast.roles import receipts
 from holdfast.roles.role import Role
 from holdfast.roles.world_worker import WorkerPolicy
 from holdfast.sim import world_app
 from holdfast.sim.actor import Actor, Life
-from holdfast.sim.processes import Hosting, Leading
-from holdfast.sim.settings import HORIZON_NS, LEASE_NS, STUCK_MAX, Settings
+from holdfast.sim.outside import Outside
+from holdfast.sim.processes import Firing, Hosting, Leading, Performing
+from holdfast.sim.settings import ATTEMPTS, HORIZON_NS, LEASE_NS, STUCK_MAX, Settings, Workload
 from holdfast.sim.world_app import UNIVERSE, app
 from holdfast.store.api import Txn
-from holdfast.world import catalog, redrive
+from holdfast.world import catalog, publish, redrive
 from holdfast.world import fork as forks
 from holdfast.world.catalog import Event as Change
 from holdfast.world.catalog import Status, WorldRecord, subject_of
@@ -70,11 +72,27 @@ class AccountHosting(Hosting):
         return super().role(life)
 
 
+# Claims so short, and budgets so small, that both run out many times in a run.
+CLAIM_MS = 2_000
+IDLE_MS = 2_000
+
+
 def worlds(settings: Settings) -> list[Actor]:
     """Everybody that worlds need, and who uses them."""
+    outside = Outside()
+    changes = {
+        "lease_ttl_ms": CLAIM_MS,
+        "expiries_max": settings.expiries_max,
+        "idle_sleep_max_ms": IDLE_MS,
+    }
     return [
         *(AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)),
         *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(settings.orchestrators)),
+        *(
+            Performing(f"pool{n}", app, outside.adapters, changes)
+            for n in range(settings.pools)
+        ),
+        *(Firing(f"timer{n}", app) for n in range(settings.timer_workers)),
         *(Sender(f"sender{n}") for n in range(settings.senders)),
         Keeper("keeper"),
     ]
@@ -150,12 +168,15 @@ class Sender(Actor):
         to = life.tape.pick(accounts)
         if life.tape.chance(200):
             to = f"{to}.f{life.tape.draw(FORKS)}"
-        name, value = app.encode_event(_event(life, id, accounts))
+        wanting = life.settings.workload == Workload.EFFECTS
+        event = _wanting(life, id, accounts) if wanting else _event(life, id, accounts)
+        name, value = app.encode_event(event)
         return to, id, event_ingress(name, value), life.store.now_ns()
 
 
 # Names of forks that an account may have.
 FORKS = 2
+RULES = ("0 */6 * * *", "*/1 * * * *", "*/5 * * * *")
 
 
 def _event(life: Life, id: str, accounts: list[str]) -> Any:
@@ -179,6 +200,35 @@ def _event(life: Life, id: str, accounts: list[str]) -> Any:
     if choice == 18:
         return world_app.Botched(id)
     return world_app.Fickle(id) if tape.chance(250) else world_app.Deadly(id)
+
+
+def _wanting(life: Life, id: str, accounts: list[str]) -> Any:
+    """Events of accounts that want much of others."""
+    tape = life.tape
+    choice = tape.draw(24)
+    # Few keys and few wishes: the same again, and the same key for something else.
+    key = (None, None, "k0", "k1")[tape.draw(4)]
+    if choice < 7:
+        return world_app.Bought(id, "ab"[tape.draw(2)], key, tape.draw(3))
+    if choice < 10:
+        return world_app.Ordered(id, "ab"[tape.draw(2)], key)
+    if choice < 12:
+        return world_app.Regretted(id, tape.draw(3))
+    slot = (None, "t0", "t1")[tape.draw(3)]
+    if choice < 15:
+        return world_app.Slept(id, tape.draw(6), slot)
+    if choice < 17:
+        return world_app.Dated(id, tape.draw(8) - 3, slot)
+    if choice == 17:
+        missed = tape.pick(("one", "skip", "all"))
+        # A clock that leaps by a day and a half must not bring two thousand events.
+        rule = RULES[0] if missed == "all" else tape.pick(RULES)
+        return world_app.Ticked(id, rule, missed, "t0")
+    if choice == 18:
+        return world_app.Woken(id, tape.pick(("t0", "t1")))
+    if choice < 22:
+        return world_app.Moved(id, 1 + tape.draw(5), tape.pick(accounts))
+    return world_app.Paid(id, 1 + tape.draw(9))
 
 
 def _address(life: Life, to: str) -> Address:
@@ -269,13 +319,26 @@ class Keeper(Actor):
         at = life.tape.draw(height + 1)
         name = f"{parent.name.partition('.')[0]}.f{life.tape.draw(FORKS)}"
         child_id = life.clock.entropy(16).hex()
+        policies = {
+            "effects": life.tape.pick(("drop", "fail", "reissue")),
+            "timers": life.tape.pick(("drop", "keep")),
+        }
         if life.tape.draw(2):
-            life.store.transact(forks.fork, code, name, child_id, at=at)
+            life.store.transact(forks.fork, code, name, child_id, at=at, **policies)
         else:
-            cutting = life.store.read(forks.cut, code, at)
+            cutting = life.store.read(forks.cut, code, at, **policies)
             life.store.transact(forks.plant, cutting, name, child_id)
 
     def _redrive(self, life: Life) -> None:
+        kind = life.tape.pick((None, *ATTEMPTS))
+        if kind is not None:
+            name = publish.effects(UNIVERSE, kind)
+            letters = [one.seq for one in life.store.read(queue.dead, name)]
+            if letters:
+                life.store.transact(
+                    receipts.redrive_effects, UNIVERSE, kind, [life.tape.pick(letters)]
+                )
+            return
         name = redrive.failures(UNIVERSE)
         letters = [one.seq for one in life.store.read(queue.dead, name)]
         if letters:

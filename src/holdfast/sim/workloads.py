@@ -17,7 +17,7 @@ def cast(settings: Settings) -> list[Actor]:
     actors: list[Actor] = []
     if about in (Workload.SPINE, Workload.BOTH):
         actors += _spine(settings)
-    if about in (Workload.WORLDS, Workload.BOTH):
+    if about in (Workload.WORLDS, Workload.EFFECTS, Workload.BOTH):
         actors += worlds(settings)
     if about == Workload.LEDGER:
         # Here, because it needs NumPy and the others do not.

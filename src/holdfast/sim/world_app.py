@@ -1,23 +1,31 @@
 """The application of the simulated worlds: accounts that do all that a reducer may do.
 
-They count, move money to each other, roll dice, look at the time, want effects and timers, fail, kill
-their process, and at times do what a reducer must not. `check_app` states the same reducers once more, over plain data. Every handler
-replies with what it sees of its state, so that each journal entry tells whether the state was right.
+They count, move money to each other, roll dice, look at the time, want effects and timers and take
+them back, hear how those ended, fail, kill their process, and at times do what a reducer must not.
+`check_app` states the same reducers once more, over plain data. Every handler replies with what it sees
+of its state, so that each journal entry tells whether the state was right.
+
+What the effects do is not here: the pools bring it (`outside`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 
 import msgspec
 
 from holdfast.app.app import App
-from holdfast.app.declare import Call, Event, World, effect, on
+from holdfast.app.declare import Call, Event, Receipt, World, effect, on
+from holdfast.app.shipped.fabric import FabricSendReceipt, sent
+from holdfast.sim.settings import ATTEMPTS
 from holdfast.world.context import Context
 
 UNIVERSE = "u"
 MARKS_KEPT = 3
-EFFECT_TIMEOUT_S = 5.0
+ORDERS_KEPT = 3
+EFFECT_TIMEOUT_S = 2.0
+PAY_RATE_PER_S = 5.0
 
 
 class Paid(Event):
@@ -42,10 +50,43 @@ class Ordered(Event):
     key: str | None = None
 
 
+class Bought(Event):
+    """As ordered, but the account hears how it ended."""
+
+    id: str
+    what: str
+    key: str | None = None
+    priority: int = 0
+
+
+class Regretted(Event):
+    """Takes back one of the latest purchases, if there is any."""
+
+    id: str
+    nth: int
+
+
 class Slept(Event):
     id: str
     seconds: int
     key: str | None = None
+
+
+class Dated(Event):
+    """A timer by the calendar, so far from the account's now: before it, too."""
+
+    id: str
+    seconds: int
+    key: str | None = None
+
+
+class Ticked(Event):
+    """A timer that repeats."""
+
+    id: str
+    rule: str
+    missed: str
+    key: str
 
 
 class Woken(Event):
@@ -77,9 +118,20 @@ class Unheard(Event):
     id: str
 
 
-@effect("fx.quote", timeout_s=EFFECT_TIMEOUT_S)
-def quote(call: Call, what: str) -> float:
-    raise NotImplementedError("no adapter runs here yet")
+@effect("fx.quote", attempts=ATTEMPTS["fx.quote"], timeout_s=EFFECT_TIMEOUT_S, concurrency=1)
+def quote(call: Call, what: str, order: str) -> float:
+    raise AssertionError("a pool brings what it does")
+
+
+@effect(
+    "fx.pay",
+    attempts=ATTEMPTS["fx.pay"],
+    timeout_s=EFFECT_TIMEOUT_S,
+    rate_per_s=PAY_RATE_PER_S,
+    concurrency=1,
+)
+async def pay(call: Call, what: str, order: str) -> int:
+    raise AssertionError("a pool brings what it does")
 
 
 class Account(World):
@@ -88,6 +140,8 @@ class Account(World):
     # Holds an int, too, until it was stored and read again: a trap for replays.
     rate: float = 0.0
     marks: list[str] = msgspec.field(default_factory=list)
+    # The latest purchases, by the names of their intents.
+    orders: list[str] = msgspec.field(default_factory=list)
 
     @on(Paid)
     def paid(self, event: Paid, cx: Context) -> None:
@@ -109,12 +163,47 @@ class Account(World):
 
     @on(Ordered)
     def ordered(self, event: Ordered, cx: Context) -> None:
-        cx.do(quote.options(key=event.key), event.what, tag=event.id)
+        cx.do(quote.options(key=event.key), event.what, _order(event), tag=event.id)
+        self._tell(cx)
+
+    @on(Bought)
+    def bought(self, event: Bought, cx: Context) -> None:
+        wanted = pay.options(key=event.key, priority=event.priority, tag=event.id)
+        intent = cx.do(wanted, event.what, _order(event))
+        self.orders = [*self.orders, intent.intent_hash.hex()][-ORDERS_KEPT:]
+        self._tell(cx)
+
+    @on(pay)
+    def settled(self, receipt: Receipt[int], cx: Context) -> None:
+        told = f"{receipt.tag} {receipt.status} {receipt.code} {receipt.value} {receipt.attempts}"
+        self.marks = [*self.marks, told][-MARKS_KEPT:]
+        self._tell(cx)
+
+    @on(Regretted)
+    def regretted(self, event: Regretted, cx: Context) -> None:
+        if self.orders:
+            cx.cancel(bytes.fromhex(self.orders[event.nth % len(self.orders)]))
+        self._tell(cx)
+
+    @on(sent)
+    def mailed(self, receipt: Receipt[FabricSendReceipt], cx: Context) -> None:
+        self.marks = [*self.marks, f"mail {receipt.status} {receipt.code}"][-MARKS_KEPT:]
         self._tell(cx)
 
     @on(Slept)
     def slept(self, event: Slept, cx: Context) -> None:
         cx.after(event.seconds, Paid(f"{event.id}~", 1), key=event.key)
+        self._tell(cx)
+
+    @on(Dated)
+    def dated(self, event: Dated, cx: Context) -> None:
+        when = cx.now + timedelta(seconds=event.seconds)
+        cx.at(when, Paid(f"{event.id}~", 1), key=event.key)
+        self._tell(cx)
+
+    @on(Ticked)
+    def ticked(self, event: Ticked, cx: Context) -> None:
+        cx.every(event.rule, Paid(f"{event.id}~", 1), key=event.key, missed=event.missed)
         self._tell(cx)
 
     @on(Woken)
@@ -126,7 +215,7 @@ class Account(World):
     def botched(self, event: Botched, cx: Context) -> None:
         self.balance += 1_000_000
         self.marks.append("never")
-        cx.do(quote, "never")
+        cx.do(quote, "never", "never")
         cx.send(Account, "nobody", Paid("never", 1))
         self._tell(cx)
         raise RuntimeError(f"botched {event.id}")
@@ -146,6 +235,11 @@ class Account(World):
     def _tell(self, cx: Context) -> None:
         self.seen += 1
         cx.reply([self.seen, self.balance, str(self.rate), self.marks])
+
+
+def _order(event: Ordered | Bought) -> str:
+    """Without a key every order is another one: its calls can be told apart."""
+    return event.id if event.key is None else ""
 
 
 app = App("sim", universe=UNIVERSE, worlds=[Account], events=[Unheard], version="1")

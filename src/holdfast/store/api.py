@@ -180,10 +180,11 @@ class Operation(Generic[P, T]):
         self._result: msgspec.msgpack.Decoder[Any] | None = None
 
     def __call__(self, txn: Txn, *args: P.args, **kwargs: P.kwargs) -> Pending[T]:
-        whole = not kwargs and len(args) == self._arity
-        return txn.call(self, *(args if whole else self.positional(args, kwargs)))
+        return txn.call(self, *self.positional(args, kwargs))
 
     def positional(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+        if not kwargs and len(args) == self._arity:
+            return args
         if self._signature is None:
             self._signature = inspect.signature(self.fn)
         try:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from holdfast import codec
+from holdfast.clock import S
 from holdfast.config import (
     CYCLE_BYTES_MAX,
     EMISSIONS_MAX,
@@ -24,15 +28,18 @@ from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.messages import (
     EFFECT_CANCEL,
     FABRIC_SEND,
+    INBOX,
     TIMER_CANCEL,
     TIMER_SET,
-    FabricSend,
+    FabricSendParams,
+    Ingress,
     Intent,
     TimerSet,
+    WorldName,
     intent_hash,
 )
-from holdfast.world import every
-from holdfast.world.catalog import check_address, check_text
+from holdfast.world import every, fabric
+from holdfast.world.catalog import check_text
 
 
 class Vocabulary(Protocol):
@@ -41,6 +48,9 @@ class Vocabulary(Protocol):
     def encode_event(self, event: Any) -> tuple[str, bytes]: ...
     def world_type(self, kind: Any) -> str: ...
     def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall: ...
+
+    def check_mail(self, mail: FabricSendParams) -> None:
+        """Invalid unless this code could read it: for mail that stays in the universe."""
 
 
 class EffectCall(codec.Record, frozen=True):
@@ -67,6 +77,8 @@ class Frame(codec.Record, frozen=True):
     correlation_id: str | None = None
     # Whether this world handles receipts of its mail.
     mail_answered: bool = False
+    # What is being reacted to.
+    cause: Ingress | None = None
 
 
 class Context:
@@ -106,6 +118,41 @@ class Context:
     def world_id(self) -> str:
         return self._frame.world_id
 
+    # Of mail, where it came from; of anything else, None. All of it is in the journal.
+
+    @property
+    def from_universe(self) -> str | None:
+        cause = self._frame.cause
+        if cause is None or cause.from_world is None:
+            return None
+        return cause.from_universe or self._frame.universe
+
+    @property
+    def from_world(self) -> str | None:
+        """The id of the world that sent this; `cx.send_to` answers it."""
+        return None if self._frame.cause is None else self._frame.cause.from_world
+
+    @property
+    def from_height(self) -> int | None:
+        """The height of its journal at which it did."""
+        return None if self._frame.cause is None else self._frame.cause.from_height
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {} if self._frame.cause is None else dict(self._frame.cause.headers)
+
+    @property
+    def message_id(self) -> bytes | None:
+        cause = self._frame.cause
+        if cause is None or cause.from_world is None:
+            return None
+        return cause.message_id or cause.intent_hash
+
+    @property
+    def correlation_id(self) -> str | None:
+        """Handed on with everything that is wanted here."""
+        return self._frame.correlation_id
+
     @property
     def random(self) -> random.Random:
         if self._random is None:
@@ -122,6 +169,8 @@ class Context:
     def do(self, effect: Any, *args: Any, tag: str | None = None) -> Intent:
         """Want an effect. Its receipt comes back to the handler of the effect."""
         call = self._vocabulary.effect_call(effect, args)
+        if call.kind == FABRIC_SEND:
+            return self._send(call, call.tag if tag is None else tag)
         return self._emit(
             call.kind,
             call.params,
@@ -142,17 +191,16 @@ class Context:
 
     def after(self, seconds: float, event: Any, *, key: str | None = None) -> Intent:
         """Deliver an event to this world after a time. The key is a slot: setting it replaces."""
-        if not 0 <= seconds <= TTL_NS_MAX / 1e9:
-            raise Invalid(what="after", why="out of bounds", found=seconds, max=TTL_NS_MAX / 1e9)
-        return self._set_timer(event, key, delay_ns=int(seconds * 1_000_000_000))
+        longest = TTL_NS_MAX // S
+        if type(seconds) not in (int, float) or not 0 <= seconds <= longest:
+            raise Invalid(
+                what="after", found=repr(seconds)[:64], expected=f"seconds, 0 to {longest}"
+            )
+        return self._set_timer(event, key, delay_ns=int(seconds * S))
 
     def at(self, when: datetime, event: Any, *, key: str | None = None) -> Intent:
-        """Deliver an event when the calendar says so."""
-        if when.tzinfo is None:
-            raise Invalid(what="at", why="a time needs its zone", found=when.isoformat())
-        wall_ns = int(when.timestamp() * 1_000_000_000)
-        check_time("at", wall_ns)
-        return self._set_timer(event, key, wall_ns=wall_ns)
+        """Deliver an event when the clock on the wall shows this time; at once if it has."""
+        return self._set_timer(event, key, wall_ns=_wall_ns(when))
 
     def every(
         self,
@@ -174,27 +222,61 @@ class Context:
         check_text("timer key", key)
         return self._emit(TIMER_CANCEL, codec.pack(key))
 
-    def send(self, world: Any, name: str, event: Any, **headers: str) -> Intent:
-        """Send an event to another world of this universe."""
-        type, value = self._vocabulary.encode_event(event)
-        dest_type = self._vocabulary.world_type(world)
-        check_address(self._frame.universe, dest_type, name)
-        params = FabricSend(
-            dest_type,
-            name,
-            type,
-            value,
-            headers=headers,
-            correlation_id=self._frame.correlation_id,
-        )
-        return self._emit(FABRIC_SEND, _packed(params))
+    def send(
+        self,
+        world: Any,
+        name: str,
+        event: Any,
+        *,
+        universe: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: bytes | str | None = None,
+        **more_headers: str,
+    ) -> Intent:
+        """Send an event to another world, of this universe or another; it is made if it is not there.
+
+        A world class of another universe need not be known here: its name will do. Sent again under
+        the same `message_id`, a message arrives once.
+        """
+        schema, value = self._vocabulary.encode_event(event)
+        to = WorldName(self._type_of(world, universe), name)
+        fields = {"schema": schema, "value_cbor": value}
+        return self._mail(to, universe, _joined(headers, more_headers), message_id, fields)
+
+    def send_to(
+        self,
+        world_id: str,
+        event: Any,
+        *,
+        universe: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: bytes | str | None = None,
+    ) -> Intent:
+        """Send an event to a world by its id, as `cx.from_world` has it; it must be there."""
+        schema, value = self._vocabulary.encode_event(event)
+        fields = {"schema": schema, "value_cbor": value}
+        return self._mail(world_id, universe, _joined(headers, {}), message_id, fields)
+
+    def post(
+        self,
+        world: Any,
+        name: str,
+        inbox: str,
+        payload: Any,
+        *,
+        universe: str | None = None,
+        headers: Mapping[str, str] | None = None,
+        message_id: bytes | str | None = None,
+    ) -> Intent:
+        """Put plain data into a named inbox of another world: `@hf.on(hf.inbox(name))` there."""
+        to = WorldName(self._type_of(world, universe), name)
+        packed = _plain("payload", payload)
+        fields = {"mode": INBOX, "inbox": inbox, "payload_cbor": packed}
+        return self._mail(to, universe, _joined(headers, {}), message_id, fields)
 
     def reply(self, value: Any) -> None:
         """Answer whoever asks. The last reply counts."""
-        try:
-            packed = codec.pack(value)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise Invalid(what="reply", why=str(error)) from None
+        packed = _plain("reply", value)
         _check_size("reply", packed)
         self.replied = packed
 
@@ -206,6 +288,47 @@ class Context:
             check_text("timer key", key)
         slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
         return self._emit(TIMER_SET, _packed(TimerSet(slot, type, value, **when)))
+
+    def _type_of(self, world: Any, universe: str | None) -> str:
+        if universe is None or universe == self._frame.universe:
+            return self._vocabulary.world_type(world)
+        return world if isinstance(world, str) else str(getattr(world, "__name__", world))
+
+    def _mail(
+        self,
+        to: str | WorldName,
+        universe: str | None,
+        headers: dict[str, str],
+        message_id: bytes | str | None,
+        fields: dict[str, Any],
+    ) -> Intent:
+        if isinstance(message_id, str):
+            message_id = codec.digest(b"message", message_id.encode())
+        mail = FabricSendParams(
+            dest_universe=None if universe == self._frame.universe else universe,
+            dest_world=to,
+            headers=headers,
+            correlation_id=self._frame.correlation_id,
+            message_id=message_id,
+            **fields,
+        )
+        return self._emit(FABRIC_SEND, self._checked(mail))
+
+    def _send(self, call: EffectCall, tag: str) -> Intent:
+        """Mail as an effect: whatever the user has put together."""
+        mail = codec.unpack_as(FabricSendParams, call.params)
+        if mail.correlation_id is None:
+            mail = replace(mail, correlation_id=self._frame.correlation_id)
+        params = self._checked(mail)
+        if mail.dest_universe in (None, self._frame.universe):
+            self._vocabulary.check_mail(mail)
+        return self._emit(FABRIC_SEND, params, priority=call.priority, tag=tag, key=call.key)
+
+    def _checked(self, mail: FabricSendParams) -> bytes:
+        """Mail that cannot be sent is Invalid here, where nothing has happened yet."""
+        params = _packed(mail)
+        fabric.check(mail, self._frame.universe)
+        return params
 
     def _emit(
         self,
@@ -254,6 +377,22 @@ class Context:
         return intent
 
 
+def _joined(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> dict[str, str]:
+    if not headers:
+        return dict(more)
+    twice = sorted(headers.keys() & more.keys())
+    if twice:
+        raise Invalid(what="headers", why="given twice", found=twice)
+    return {**headers, **more}
+
+
+def _plain(what: str, value: Any) -> bytes:
+    try:
+        return codec.pack(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(what=what, why=str(error)) from None
+
+
 def _packed(record: codec.Record) -> bytes:
     """The record's bytes, checked: what is wrong must fail here, not at the commit."""
     try:
@@ -262,6 +401,19 @@ def _packed(record: codec.Record) -> bytes:
         raise Invalid(what=type(record).__name__, why=str(error)) from None
     codec.unpack_as(type(record), packed)
     return packed
+
+
+def _wall_ns(when: datetime) -> int:
+    """A time as nanoseconds of the calendar, exactly: a float of seconds would be off, and early."""
+    if not isinstance(when, datetime) or when.utcoffset() is None:
+        raise Invalid(what="at", found=str(when)[:64], expected="a datetime with its zone")
+    since = when - _EPOCH
+    wall_ns = ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1_000
+    check_time("at", wall_ns)
+    return wall_ns
+
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def _check_size(what: str, packed: bytes) -> None:

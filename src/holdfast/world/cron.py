@@ -14,6 +14,7 @@ A rule speaks of the clock on the wall, so a day on which that clock is set need
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from datetime import UTC, date, datetime, time, timedelta
 from functools import lru_cache
 from typing import NamedTuple
@@ -21,8 +22,10 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from holdfast.errors import Invalid
 
-# Every rule that names a day at all names one within this many: 29 February, over a century's end.
-DAYS_MAX = 366 * 9
+# Every rule that names a day at all names one within so many years: 29 February on a certain weekday,
+# over a century's end.
+YEARS_MAX = 41
+_S = 1_000_000_000
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
 
@@ -67,26 +70,43 @@ class Cron(NamedTuple):
     def next_ns(self, after_ns: int, zone: str) -> int:
         """The first instant after this one; Invalid if the rule names none (30 February)."""
         tz = zone_of(zone)
-        day = datetime.fromtimestamp(after_ns / 1e9, tz).date() - timedelta(days=1)
-        for _ in range(DAYS_MAX):
+        # A day that the clock jumps over as a whole is named at the jump: begin with the day before.
+        day = datetime.fromtimestamp(after_ns // _S, tz).date() - timedelta(days=1)
+        last = day.year + YEARS_MAX
+        while day.year <= last:
+            if day.month not in self.months:
+                day = (day.replace(day=1) + timedelta(days=32)).replace(day=1)
+                continue
             if self.names(day):
-                found = [ns for ns in self._instants(day, tz) if ns > after_ns]
-                if found:
-                    return min(found)
+                found = self._first(day, tz, after_ns)
+                if found is not None:
+                    return found
             day += timedelta(days=1)
         raise Invalid(what="cron", why="it names no day that there is")
 
-    def _instants(self, day: date, tz: ZoneInfo) -> list[int]:
-        return [
-            _instant_ns(datetime.combine(day, time(hour, minute)), tz)
-            for hour in self.hours
-            for minute in self.minutes
-        ]
+    def _first(self, day: date, tz: ZoneInfo, after_ns: int) -> int | None:
+        """The first instant of a day after this one. Instants follow each other as times do."""
+        times = range(len(self.hours) * len(self.minutes))
+        if self._instant_ns(day, times[-1], tz) <= after_ns:
+            return None
+        at = bisect_right(times, after_ns, key=lambda n: self._instant_ns(day, n, tz))
+        return self._instant_ns(day, at, tz)
+
+    def _instant_ns(self, day: date, n: int, tz: ZoneInfo) -> int:
+        hour, minute = divmod(n, len(self.minutes))
+        wall = time(self.hours[hour], self.minutes[minute])
+        return _instant_ns(datetime.combine(day, wall), tz)
+
+
+def parse(text: str) -> Cron:
+    if not isinstance(text, str):
+        raise Invalid(what="cron", found=repr(text)[:64], expected="text")
+    return _parse(text)
 
 
 @lru_cache(maxsize=1024)
-def parse(text: str) -> Cron:
-    parts = text.split() if isinstance(text, str) else []
+def _parse(text: str) -> Cron:
+    parts = text.split()
     if len(parts) != len(FIELDS):
         expected = " ".join(field.name for field in FIELDS)
         raise Invalid(what="cron", found=str(text)[:64], expected=expected)
@@ -104,8 +124,14 @@ def parse(text: str) -> Cron:
     return rule
 
 
-@lru_cache(maxsize=256)
 def zone_of(zone: str) -> ZoneInfo:
+    if not isinstance(zone, str):
+        raise NoZone(what="zone", found=repr(zone)[:64])
+    return _zone(zone)
+
+
+@lru_cache(maxsize=256)
+def _zone(zone: str) -> ZoneInfo:
     try:
         return ZoneInfo(zone)
     except (ZoneInfoNotFoundError, ValueError, OSError, TypeError):
@@ -150,12 +176,9 @@ def _wrong(field: Field, text: str) -> Invalid:
 
 
 def _require_days(rule: Cron, text: str) -> None:
-    """A leap year has every day that there is."""
-    day = date(2024, 1, 1)
-    if not any(rule.names(day + timedelta(days=n)) for n in range(366)) and not (
-        # 29 February on a certain weekday is rare, and there is one.
-        any(rule.names(date(year, 2, 29)) for year in range(1996, 2024, 4))
-    ):
+    """In 28 years every day of the year falls on every day of the week, 29 February, too."""
+    first = date(1996, 1, 1)
+    if not any(rule.names(first + timedelta(days=n)) for n in range(366 * 28)):
         raise Invalid(what="cron", found=text[:64], why="it names no day that there is")
 
 
@@ -167,7 +190,7 @@ def _instant_ns(wall: datetime, tz: ZoneInfo) -> int:
         # In the gap. With fold=1 the offset is the one after the change; the change itself is where
         # both offsets meet: search for it, to the second.
         instant = _change(wall, tz)
-    return int(instant.timestamp()) * 1_000_000_000
+    return int(instant.timestamp()) * _S
 
 
 def _change(wall: datetime, tz: ZoneInfo) -> datetime:

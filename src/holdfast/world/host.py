@@ -6,29 +6,28 @@ an error anywhere) leaves it to be restored from the store before the world goes
 reducer did counts exactly when its entry is durable.
 
 A cycle has two halves, so that many worlds share one commit: `prepare` reads the inbox and runs
-reducers, outside any transaction; `commit` is the transaction. `settle` takes the outcome.
+reducers, outside any transaction; `cycle.commit` is the transaction. `settle` takes the outcome.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
 from holdfast import codec
 from holdfast.clock import Clock
 from holdfast.config import CYCLE_BYTES_MAX
-from holdfast.durable import inbox, journal, queue, snapshot
+from holdfast.durable import inbox, journal
 from holdfast.durable.lease import Lease
 from holdfast.errors import StoreCorrupt
 from holdfast.messages import Ingress, Intent
-from holdfast.store.api import Pending, Store, Txn
-from holdfast.world import catalog, entry, kernel
+from holdfast.store.api import Store, Txn
+from holdfast.world import entry, kernel
 from holdfast.world.catalog import subject_of
+from holdfast.world.cycle import Cycle, Failed, apply
 from holdfast.world.kernel import World
-from holdfast.world.publish import publish
-from holdfast.world.redrive import Letter, failures
 from holdfast.world.restore import restore
 
 
@@ -52,18 +51,6 @@ class SnapshotPolicy:
     keep: int = 2
 
 
-class Cycle(NamedTuple):
-    """One world's work, ready to be committed."""
-
-    expected_head: int
-    to_seq: int
-    bodies: list[bytes]
-    intents: list[Intent]
-    failed: list[tuple[int, bytes, str]]
-    snapshot: bytes | None
-    drained: bool
-
-
 class Host:
     """One world, hosted under a lease."""
 
@@ -82,7 +69,7 @@ class Host:
         self._budgets = budgets
         self._policy = policy
         self._subject = subject_of(world.universe, world.world_id)
-        self._limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
+        self.limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
         self._state: Any = None
         # Whether the state in memory is the one after `height`.
         self.loaded = False
@@ -113,18 +100,26 @@ class Host:
             self.load(txn)
         return inbox.read(txn, self._subject, limit)
 
-    def prepare(self, store: Store, *, singly: bool = False) -> Cycle | None:
+    def prepare(
+        self,
+        store: Store,
+        *,
+        singly: bool = False,
+        waiting: list[inbox.Ingress] | None = None,
+    ) -> Cycle | None:
         """Drain the inbox within the budgets and run the reducers; None when nothing is to be done.
 
         Reducers run outside any transaction: one that takes long holds nobody up but its world.
+        `waiting` is what `drain` found, if that was asked already.
         """
-        limit = 1 if singly else self._limit
-        waiting: list[inbox.Ingress] = store.read(self.drain, limit)
+        limit = 1 if singly else self.limit
+        if waiting is None:
+            waiting = store.read(self.drain, limit)
         if not waiting and not self.snapshot_due:
             return None
         bodies: list[bytes] = []
         intents: list[Intent] = []
-        failed: list[tuple[int, bytes, str]] = []
+        failed: list[Failed] = []
         self.loaded = False
         size = 0
         height, seq = self.height, self.cursor
@@ -150,7 +145,7 @@ class Host:
             bodies.append(body)
             size += len(body)
             if stepped.spoiled:
-                failed.append((seq, item.body, stepped.step.error))
+                failed.append(Failed(seq, item.body, stepped.step.error))
                 safe = self._unspoil(store, safe, bodies)
             else:
                 intents += stepped.intents
@@ -166,37 +161,18 @@ class Host:
         self.working_on = 0
         self._tail_bytes += sum(map(len, bodies))
         due = self._due(height)
-        return Cycle(
-            self.height,
+        return self._cycle(
             seq,
             bodies,
             intents,
             failed,
             self._freshen() if due else None,
-            len(bodies) == len(waiting) < limit,
+            drained=len(bodies) == len(waiting) < limit,
         )
 
-    def commit(self, txn: Txn, cycle: Cycle) -> Pending[bool] | None:
-        """The transaction of a cycle: all of it, under the lease, or nothing."""
-        txn.require_live(self.lease)
-        subject, universe = self._subject, self.world.universe
-        head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
-        if cycle.bodies:
-            inbox.advance(txn, subject, cycle.to_seq)
-        if cycle.intents:
-            publish(txn, cycle.intents)
-        for seq, body, error in cycle.failed:
-            letter = codec.pack(Letter(self.world.world_id, seq, body))
-            queue.post_dead(txn, failures(universe), letter, "reducer_failed", error)
-        txn.notify(entries_topic(subject))
-        if cycle.snapshot is not None:
-            snapshot.save(txn, subject, head.height, cycle.snapshot)
-            snapshot.set_baseline(txn, subject, head.height)
-            journal.checkpoint(txn, subject, head.height)
-            snapshot.prune(txn, subject, self._policy.keep)
-        if cycle.drained:
-            return catalog.settle(txn, universe, self.world.world_id, self.lease.worker)
-        return None
+    def commit(self, txn: Txn, cycle: Cycle) -> None:
+        """The transaction of a cycle by itself (see `cycle.commit` for many)."""
+        apply(txn, cycle)
 
     def settle(self, cycle: Cycle) -> None:
         """The cycle is durable: what is in memory is what the journal says."""
@@ -212,7 +188,7 @@ class Host:
         """A last snapshot under the lease, if the journal went on since the one before."""
         if self.loaded and self.height > self._snapshot_height:
             state = self._freshen()
-            self.commit(txn, Cycle(self.height, self.cursor, [], [], [], state, False))
+            apply(txn, self._cycle(self.cursor, [], [], [], state, drained=False))
 
     def compact(self, txn: Txn) -> int:
         """Pack some of what lies below the baseline; how many entries. Under the lease, as all."""
@@ -230,6 +206,30 @@ class Host:
         return self._due(self.height)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _cycle(
+        self,
+        to_seq: int,
+        bodies: list[bytes],
+        intents: list[Intent],
+        failed: list[Failed],
+        state: bytes | None,
+        *,
+        drained: bool,
+    ) -> Cycle:
+        return Cycle(
+            self.world.universe,
+            self.world.world_id,
+            self.lease,
+            self.height,
+            to_seq,
+            bodies,
+            intents,
+            failed,
+            state,
+            self._policy.keep,
+            drained,
+        )
 
     def _due(self, height: int) -> bool:
         since = height - self._snapshot_height
@@ -253,11 +253,6 @@ class Host:
             return self._freshen()
         self._state = self.world.program.load(safe)
         return safe
-
-
-def entries_topic(subject: str) -> str:
-    """Notified when a world's journal goes on."""
-    return f"entries/{subject}"
 
 
 def _ingress_of(item: inbox.Ingress) -> Ingress:

@@ -37,6 +37,7 @@ from holdfast.messages import (
 )
 from holdfast.store.api import Txn, operation
 from holdfast.world import entry, every, kernel, publish
+from holdfast.world import timers as slots
 from holdfast.world.catalog import subject_of
 from holdfast.world.ingress import deliver_to
 from holdfast.world.kernel import World
@@ -105,12 +106,12 @@ def bequeath(
                 tag=intent.tag,
             )
             ingress = receipt_ingress(told, correlation_id=intent.correlation_id)
-            key = publish.receipt_key(intent.intent_hash)
-            deliver_to(txn, intent.universe_id, child_id, key, ingress)
+            deliver_to(txn, intent.universe_id, child_id, None, ingress)
     for intent in timers:
         slot = codec.unpack_as(TimerSet, intent.params).key
-        pending, due_ns = _due(txn, intent, slot)
-        publish.hang_timer(txn, _anew(txn, pending, child_id, name), slot, due_ns)
+        pending, due_ns, on_calendar = _due(txn, intent, slot)
+        again = _anew(txn, pending, child_id, name)
+        slots.hang(txn, again, slot, due_ns, on_calendar=on_calendar)
 
 
 # -- inside --------------------------------------------------------------------------------------
@@ -155,20 +156,21 @@ def _anew(txn: Txn, intent: Intent, child_id: str, name: str) -> Intent:
     )
 
 
-def _due(txn: Txn, intent: Intent, slot: str) -> tuple[Intent, int]:
-    """The timer as it waits now, and until when: as the parent's does, if that still waits."""
+def _due(txn: Txn, intent: Intent, slot: str) -> tuple[Intent, int, bool]:
+    """The timer as it waits now, until when, and whether by the calendar: as the parent's does, if
+    that still waits."""
     timer = codec.unpack_as(TimerSet, intent.params)
-    held = publish.slot(txn, intent.universe_id, intent.world_id, slot)
+    held = slots.slot(txn, intent.universe_id, intent.world_id, slot)
     if held is not None and (timer.cron or held.intent_hash == intent.intent_hash):
-        keys = items.keys_of(publish.timers(intent.universe_id))
+        keys = items.keys_of(held.queue(intent.universe_id))
         row = txn.get(keys.items + items.pack_int(held.seq))
         if row is not None:
             item = items.decode(row)
             stored = codec.unpack_as(Intent, queue.payload_of(txn, item))
-            return stored, item.not_before_ns
+            return stored, item.not_before_ns, held.calendar
     if timer.cron:
         intent, at_ns = every.first(replace(intent, enqueued_at_ns=txn.now_ns), timer)
-        return intent, at_ns
+        return intent, at_ns, True
     if timer.wall_ns is not None:
-        return intent, max(timer.wall_ns, txn.now_ns)
-    return intent, max(intent.enqueued_at_ns + (timer.delay_ns or 0), txn.now_ns)
+        return intent, timer.wall_ns, True
+    return intent, max(intent.enqueued_at_ns + (timer.delay_ns or 0), txn.now_ns), False

@@ -59,6 +59,7 @@ def advance(
         generation,
         ingress.correlation_id,
         ("receipt", FABRIC_SEND) in world.program.handlers,
+        ingress,
     )
     cx = Context(frame, world.vocabulary)
     outcome, error = _run(world, state, ingress, cx)

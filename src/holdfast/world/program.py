@@ -95,7 +95,7 @@ class Program:
         self.version = version
         self.state = state
         self.events = dict(events)
-        # By ("event" | "receipt", the event's type or the effect's kind).
+        # By ("event" | "receipt" | "inbox", the event's type, the effect's kind or the inbox).
         self.handlers = dict(handlers)
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
 
@@ -127,12 +127,13 @@ class Program:
         return Invalid(what="state", type=self.type, why=f"{type(error).__name__}: {error}")
 
     def handler(self, ingress: Ingress) -> Handler | None:
-        side = "receipt" if ingress.kind is Kind.RECEIPT else "event"
+        kind = ingress.kind
+        side = "receipt" if kind is Kind.RECEIPT else "inbox" if kind is Kind.INBOX else "event"
         return self.handlers.get((side, ingress.type))
 
     def message(self, ingress: Ingress) -> Any:
-        """What the handler is given: the event, or the receipt as it was stored."""
-        if ingress.kind is Kind.RECEIPT:
+        """What the handler is given: the event, or the receipt or mail as it was stored."""
+        if ingress.kind is Kind.RECEIPT or ingress.kind is Kind.INBOX:
             return ingress
         event = self.events.get(ingress.type)
         if event is None:

@@ -1,58 +1,66 @@
 """Out of a world: its intents become queue items, timers and mail, in the commit of their entry.
 
-    fabric.send    into the destination's inbox, at once, deduplicated by the intent; a full one
-                   gets it later, by the queue, and the sender goes on
-    timer.set      into the timers' queue, not before its time; its key is a slot that holds one
+    fabric.send    into the destination's inbox, at once (`fabric`); what is full or in another
+                   universe gets it later, by the queue (`outbox`), and the sender goes on
+    timer.set      into its slot, to wait for its time (`timers`)
     timer.cancel   empties the slot
     an effect      into the queue of its kind, once per intent, worlds taking turns
-    effect.cancel  out of that queue, if nobody has claimed it: its receipt is the error `cancelled`
+    effect.cancel  out of that queue, even if somebody has claimed it: its receipt is `cancelled`
 
-An intent with a user's key that was used before is not dispatched again; with other parameters its
-receipt is the error `key_conflict`.
+An intent without a key is born at one height of one journal, and is published by the commit of that
+entry alone: nothing could dispatch it twice. One with a user's key is remembered; used before, it is
+not dispatched again, and with other parameters its receipt is the error `key_conflict`.
+
+An effect that has no receipt yet is *pending*: it has a row, and delivering its receipt takes the row
+away (`end`). So there is one receipt, whoever brings it: an adapter, a cancel, a will, an operator.
 """
 
 from __future__ import annotations
 
 import contextlib
+from functools import lru_cache
+
+from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import RETRY_FULL_NS
-from holdfast.durable import dedupe, queue
-from holdfast.durable.bounds import TIME_NS_MAX
-from holdfast.errors import KeyConflict, Overloaded
+from holdfast.durable import dedupe, inbox, queue
+from holdfast.errors import KeyConflict, NotFound
 from holdfast.messages import (
     EFFECT_CANCEL,
     FABRIC_SEND,
     TIMER_CANCEL,
     TIMER_SET,
-    FabricReceipt,
-    FabricSend,
-    Ingress,
     Intent,
-    Kind,
     Receipt,
     Status,
-    TimerSet,
     receipt_ingress,
 )
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
-from holdfast.world import every
-from holdfast.world.ingress import Address, deliver, deliver_to
+from holdfast.world import fabric, timers
+from holdfast.world.catalog import subject_of
+from holdfast.world.ingress import Delivered, deliver_to
 
 # Whoever wanted an effect that dies is told by this operation (it lives above: only named here).
 WILL = "holdfast.roles.receipts:bereave"
 
 
-class Dispatched(Record, frozen=True):
-    """What is remembered of an intent: whose it is, what it wants, and its place in the queue."""
+class Pending(Record, frozen=True):
+    """An effect without a receipt: whose it is, what it wants, and its place in the queue."""
 
     world_id: str
     effect_kind: str
     seq: int
     correlation_id: str | None = None
     tag: str = ""
+    # It is a dead letter and has had its receipt: the row is kept to find the letter by.
+    dead: bool = False
+    # The queue it is in, if not that of its kind: mail that is on its way to another store.
+    lane: str = ""
+
+    def queue(self, universe: str) -> str:
+        return self.lane or effects(universe, self.effect_kind)
 
 
 @operation
@@ -62,25 +70,73 @@ def publish(txn: Txn, intents: list[Intent]) -> None:
         if intent.effect_kind == FABRIC_SEND:
             _send(txn, intent)
         elif intent.effect_kind == TIMER_SET:
-            _set_timer(txn, intent)
+            timers.set_timer(txn, intent)
         elif intent.effect_kind == TIMER_CANCEL:
-            slot: str = codec.unpack(intent.params)
-            _empty_slot(txn, intent.universe_id, intent.world_id, slot)
+            timers.cancel_timer(txn, intent)
         elif intent.effect_kind == EFFECT_CANCEL:
             _cancel(txn, intent)
         else:
             dispatch(txn, intent)
 
 
-def dispatched(txn: Txn, universe: str, intent_hash: bytes) -> Dispatched | None:
-    """Whose intent this is and what it wants; None when no such effect was ever dispatched."""
-    found = dedupe.recall(txn, scope(universe), intent_hash.hex())
-    return None if found is None else codec.unpack_as(Dispatched, found.value)
+def pending(txn: Txn, universe: str, intent_hash: bytes) -> Pending | None:
+    """The effect that waits or is being done, or lies dead; None when it is done, or never was."""
+    row = txn.get(_pending_key(universe, intent_hash))
+    return None if row is None else _decode_pending(row)
+
+
+def end(txn: Txn, universe: str, intent_hash: bytes, *, dead: bool = False) -> Pending | None:
+    """It gets its receipt now, and no other after that; None when it has had it."""
+    key = _pending_key(universe, intent_hash)
+    row = txn.get(key)
+    if row is None:
+        return None
+    found = _decode_pending(row)
+    if found.dead:
+        return None
+    if dead:
+        txn.put(key, codec.pack(replace(found, dead=True)))
+    else:
+        txn.delete(key)
+    return found
+
+
+def moved(txn: Txn, intent: Intent, seq: int, lane: str = "") -> None:
+    """It waits at another place now."""
+    found = pending(txn, intent.universe_id, intent.intent_hash)
+    if found is not None:
+        key = _pending_key(intent.universe_id, intent.intent_hash)
+        txn.put(key, codec.pack(replace(found, seq=seq, lane=lane)))
+
+
+def forget(txn: Txn, universe: str, intent_hash: bytes) -> None:
+    """Its dead letter is gone."""
+    txn.delete(_pending_key(universe, intent_hash))
 
 
 def receipt_key(intent_hash: bytes) -> str:
-    """The key of an intent's one receipt in the inbox of its world."""
+    """The key of an intent's receipt where it might be brought twice."""
     return f"receipt:{intent_hash.hex()}"
+
+
+@operation
+def answer(txn: Txn, universe: str, world_id: str, receipt: Receipt) -> Delivered:
+    """Give an effect its receipt by hand, whoever is at it. Given again, it is the same answer."""
+    key = receipt_key(receipt.intent_hash)
+    found = end(txn, universe, receipt.intent_hash)
+    correlation_id = None
+    if found is not None:
+        correlation_id = found.correlation_id
+        queue.withdraw.fn(txn, found.queue(universe), found.seq, True)
+    elif not inbox.delivered(txn, subject_of(universe, world_id), key):
+        raise NotFound(
+            what="intent",
+            universe=universe,
+            intent_hash=receipt.intent_hash.hex(),
+            why="it has its receipt, or never was",
+        )
+    ingress = receipt_ingress(receipt, correlation_id=correlation_id)
+    return deliver_to(txn, universe, world_id, key, ingress)
 
 
 def effects(universe: str, kind: str) -> str:
@@ -93,18 +149,26 @@ def scope(universe: str) -> str:
     return f"{universe}/effects"
 
 
-def timers(universe: str) -> str:
-    return f"{universe}/timers"
-
-
 def dispatch(txn: Txn, intent: Intent) -> None:
-    """Put an effect into the queue of its kind, unless it was dispatched before."""
+    """Put an effect into the queue of its kind, unless its key was used before."""
+    if intent.key is None or not _used(txn, intent):
+        _dispatch(txn, intent)
+
+
+def _dispatch(txn: Txn, intent: Intent) -> None:
+    seq = enqueue(txn, intent)
+    waits = Pending(intent.world_id, intent.effect_kind, seq, intent.correlation_id, intent.tag)
+    txn.put(_pending_key(intent.universe_id, intent.intent_hash), codec.pack(waits))
+
+
+def _used(txn: Txn, intent: Intent) -> bool:
+    """Whether the user's key was used before. If it was for something else, the world is told."""
     kept = scope(intent.universe_id)
     name = intent.intent_hash.hex()
     content = intent.wanted()
     try:
         if dedupe.check(txn, kept, name, content) is not None:
-            return
+            return True
     except KeyConflict:
         refusal = Receipt(
             intent.intent_hash,
@@ -118,13 +182,24 @@ def dispatch(txn: Txn, intent: Intent) -> None:
         # Whatever the refusal tells is part of its key: refused once more, it is the same message.
         key = f"receipt:{name}:{intent.content().hex()}"
         deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
-        return
-    seq = _enqueue(txn, intent)
-    told = Dispatched(intent.world_id, intent.effect_kind, seq, intent.correlation_id, intent.tag)
-    dedupe.remember(txn, kept, name, content, codec.pack(told))
+        return True
+    dedupe.remember(txn, kept, name, content, b"")
+    return False
 
 
-def _enqueue(txn: Txn, intent: Intent, not_before_ns: int = 0) -> int:
+def _pending_key(universe: str, intent_hash: bytes) -> bytes:
+    return _pending_of(universe) + tuples.pack((intent_hash,))
+
+
+@lru_cache(maxsize=1024)
+def _pending_of(universe: str) -> bytes:
+    return schema.prefix(schema.Space.WORLD, universe, "i")
+
+
+_decode_pending = codec.decoder(Pending).decode
+
+
+def enqueue(txn: Txn, intent: Intent, not_before_ns: int = 0) -> int:
     """Worlds take turns, and one whose effect dies is told so in the same commit."""
     name = effects(intent.universe_id, intent.effect_kind)
     return queue.put.fn(
@@ -133,145 +208,52 @@ def _enqueue(txn: Txn, intent: Intent, not_before_ns: int = 0) -> int:
 
 
 def _send(txn: Txn, intent: Intent) -> None:
-    try:
-        _mail(txn, intent)
-    except Overloaded:
-        # The sender's commit does not fail for a full neighbour: the queue delivers it later.
-        dispatch(txn, intent)
+    """Mail within the universe is delivered here and now; other mail, and to the full, by the queue."""
+    if intent.key is not None and _used(txn, intent):
+        return
+    mail = fabric.read(intent)
+    if fabric.leaves(intent, mail):
+        _dispatch(txn, intent)
+        return
+    found = fabric.accept(txn, intent, mail)
+    if found.status == fabric.FULL:
+        # The sender's commit does not fail for a full neighbour.
+        _dispatch(txn, intent)
+    else:
+        tell(txn, intent, fabric.receipt_of(intent, mail, found))
 
 
-def _mail(txn: Txn, intent: Intent) -> None:
-    mail = codec.unpack_as(FabricSend, intent.params)
-    ingress = Ingress(
-        Kind.FABRIC,
-        mail.schema,
-        mail.value,
-        codec.digest(mail.schema.encode(), mail.value),
-        intent_hash=intent.intent_hash,
-        correlation_id=mail.correlation_id,
-        from_world=intent.world_id,
-        from_height=intent.from_height,
-        headers=mail.headers,
-    )
-    # The destination's id, if this creates it, follows from the intent, so that a replay agrees.
-    mint = codec.digest(b"world", intent.intent_hash)[:16].hex()
-    to = Address(intent.universe_id, mail.dest_type, mail.dest_name, mint)
-    put = deliver.fn(txn, to, f"fabric:{intent.intent_hash.hex()}", ingress)
-    if intent.answered:
-        told = FabricReceipt(
-            "already_enqueued" if put.already else "ok", intent.intent_hash, put.world_id, put.seq
-        )
-        _answer(
-            txn,
-            intent,
-            Receipt(intent.intent_hash, FABRIC_SEND, Status.OK, codec.pack(told), tag=intent.tag),
-        )
+def tell(txn: Txn, intent: Intent, receipt: Receipt) -> None:
+    """Answer a sender that asks, or whose mail cannot be delivered."""
+    if intent.answered or receipt.status is not Status.OK:
+        ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
+        key = receipt_key(intent.intent_hash)
+        # There is one answer, however often it is found.
+        with contextlib.suppress(KeyConflict):
+            deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
 
 
-@operation
-def send_again(txn: Txn, intent: Intent) -> None:
-    """Deliver mail that found its destination full before. If it still is, it waits some more."""
-    try:
-        _mail(txn, intent)
-    except Overloaded:
-        _enqueue(txn, intent, txn.now_ns + RETRY_FULL_NS)
-
-
-def _answer(txn: Txn, intent: Intent, receipt: Receipt) -> None:
-    """Into the sender's inbox, unless it has had its answer: there is only one."""
-    ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
-    key = receipt_key(intent.intent_hash)
-    with contextlib.suppress(KeyConflict):
-        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
-
-
-# -- timers and cancelling -------------------------------------------------------------------------
-
-
-class Slot(Record, frozen=True):
-    """What a timer's key holds: the pending timer, and its place in the queue."""
-
-    intent_hash: bytes
-    seq: int
-
-
-def slots_of(txn: Txn, universe: str, world_id: str, limit: int) -> list[tuple[str, Slot]]:
-    """The pending timers of a world."""
-    prefix = schema.prefix(schema.Space.WORLD, universe, "t", world_id)
-    rows = txn.scan(prefix, tuples.after(prefix), limit)
-    return [
-        (str(tuples.unpack(key[len(prefix) :])[0]), codec.unpack_as(Slot, row)) for key, row in rows
-    ]
-
-
-def slot(txn: Txn, universe: str, world_id: str, key: str) -> Slot | None:
-    """What a timer's key holds."""
-    row = txn.get(_slot_key(universe, world_id, key))
-    return None if row is None else codec.unpack_as(Slot, row)
-
-
-def clear_slot(txn: Txn, universe: str, world_id: str, slot: str, intent: Intent) -> bool:
-    """Free a slot for whom it holds; False when the timer was replaced or cancelled meanwhile."""
-    key = _slot_key(universe, world_id, slot)
-    row = txn.get(key)
-    if row is None or codec.unpack_as(Slot, row).intent_hash != intent.intent_hash:
-        return False
-    txn.delete(key)
-    return True
-
-
-def _set_timer(txn: Txn, intent: Intent) -> None:
-    timer = codec.unpack_as(TimerSet, intent.params)
-    universe, world_id = intent.universe_id, intent.world_id
-    _empty_slot(txn, universe, world_id, timer.key)
-    due_ns = txn.now_ns + (timer.delay_ns or 0)
-    wall_ns = timer.wall_ns
-    if timer.cron:
-        intent, wall_ns = every.first(intent, timer)
-    if wall_ns is not None:
-        # A calendar time: as far from now as the wall clock that the reducer saw says.
-        due_ns = txn.now_ns + max(wall_ns - intent.enqueued_at_ns, 0)
-    hang_timer(txn, intent, timer.key, due_ns)
-
-
-def hang_timer(txn: Txn, intent: Intent, slot: str, due_ns: int) -> None:
-    """Let a timer wait for a time, in its slot."""
-    universe = intent.universe_id
-    # A far calendar time on a store clock that runs ahead: the last time that there is.
-    due_ns = min(due_ns, TIME_NS_MAX)
-    seq = queue.put.fn(txn, timers(universe), codec.pack(intent), 0, due_ns)
-    key = _slot_key(universe, intent.world_id, slot)
-    txn.put(key, codec.pack(Slot(intent.intent_hash, seq)))
-
-
-def _empty_slot(txn: Txn, universe: str, world_id: str, slot: str) -> None:
-    key = _slot_key(universe, world_id, slot)
-    row = txn.get(key)
-    if row is not None:
-        queue.withdraw.fn(txn, timers(universe), codec.unpack_as(Slot, row).seq)
-        txn.delete(key)
-
-
-def _slot_key(universe: str, world_id: str, slot: str) -> bytes:
-    return schema.prefix(schema.Space.WORLD, universe, "t", world_id, slot)
+# -- cancelling ------------------------------------------------------------------------------------
 
 
 def _cancel(txn: Txn, intent: Intent) -> None:
-    """Withdraw an effect that waits. One that is being done ends as it ends."""
-    found = dispatched(txn, intent.universe_id, intent.params)
-    if found is None or found.world_id != intent.world_id:
+    """Take an effect back, from a worker too: whatever that still brings counts for nothing."""
+    universe, world_id, wanted = intent.universe_id, intent.world_id, intent.params
+    waits = pending(txn, universe, wanted)
+    if waits is None or waits.world_id != world_id:
         return
-    name = effects(intent.universe_id, found.effect_kind)
-    if queue.withdraw.fn(txn, name, found.seq):
-        told = Receipt(
-            intent.params,
-            found.effect_kind,
-            Status.ERROR,
-            code="cancelled",
-            error="by its world",
-            attempts=0,
-            tag=found.tag,
-        )
-        ingress = receipt_ingress(told, correlation_id=found.correlation_id)
-        key = receipt_key(intent.params)
-        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
+    found = end(txn, universe, wanted)
+    if found is None:
+        return
+    queue.withdraw.fn(txn, found.queue(universe), found.seq, True)
+    told = Receipt(
+        wanted,
+        found.effect_kind,
+        Status.ERROR,
+        code="cancelled",
+        error="by its world",
+        attempts=0,
+        tag=found.tag,
+    )
+    ingress = receipt_ingress(told, correlation_id=found.correlation_id)
+    deliver_to(txn, universe, world_id, None, ingress)

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from holdfast.adapters.email import Mail, Sent, Server
+from holdfast.adapters.email import Mail, Sent
 from holdfast.adapters.email import send as send_mail
+from holdfast.adapters.smtp import Server
 from holdfast.app.declare import Call, Effect
 
 __all__ = ["Mail", "Sent", "Server", "declare", "send"]

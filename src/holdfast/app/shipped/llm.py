@@ -9,20 +9,19 @@
 The endpoint, its key and its prices are the operator's: `HOLDFAST_LLM_BASE_URL`, `_API_KEY`,
 `_PRICES`, or an `Endpoint` in `declare`.
 
-Budgets hold where the effect was given the store that keeps them:
+Budgets are kept in the store of whoever wants the effect:
 
-    chat.charge_to(store)
     hf.llm.set_limit(store, universe="bank", tokens=1_000_000)
     hf.llm.set_limit(store, universe="bank", money=0.50, each_world=True)
 
-Then the most that a call can cost is set aside before it, in its world's account and the universe's,
-and replaced by what it did cost. Of a call that broke off nobody knows the bill: its reservation
-stands until a repeated attempt settles it, or `budget.lapse` books it in full.
+The most that a call can cost is set aside in the commit of its claim, in its world's account and the
+universe's, and replaced by what it did cost in the commit of its receipt. So calls that run at the
+same time cannot overspend. A call that does not fit waits for what others have set aside, or, if that
+could not help, ends with the receipt `over_budget`. A call that broke off is booked at its most.
 """
 
 from __future__ import annotations
 
-import inspect
 import os
 from typing import Any
 
@@ -30,10 +29,8 @@ from holdfast import codec
 from holdfast.adapters import llm
 from holdfast.adapters.errors import (
     Answered,
-    BudgetReserved,
     NotConfigured,
     NotInstalled,
-    OverBudget,
     Unavailable,
 )
 from holdfast.adapters.llm import MICRO, ChatOptions, Endpoint, Price, Reply, Usage
@@ -42,6 +39,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import EACH, MONEY, TOKENS, UNIVERSE, Account, Charge
 from holdfast.errors import Invalid
 from holdfast.messages import Intent
+from holdfast.roles.doing import Billing
 from holdfast.store.api import Store
 
 __all__ = [
@@ -56,34 +54,30 @@ _UNBILLED = (Answered, Invalid, NotConfigured, NotInstalled, Unavailable)
 
 
 class Chat(Effect[[list[dict[str, Any]], str, Any], Reply]):
-    """The effect, with an endpoint and perhaps a store that keeps its budgets."""
+    """The effect, with its endpoint."""
 
     def __init__(self, kind: str, endpoint: Endpoint | None, **options: Any) -> None:
         self._endpoint = endpoint
-        self._budgets: Store | None = None
         super().__init__(kind, self._chat, **options)
 
     @property
     def endpoint(self) -> Endpoint:
         return Endpoint.from_env(os.environ) if self._endpoint is None else self._endpoint
 
-    def charge_to(self, store: Store | None) -> None:
-        """Hold calls to the budgets in this store; None: to none."""
-        self._budgets = store
+    def billing(self) -> Billing | None:
+        """Its calls are charged to budgets, at the endpoint's prices."""
+        try:
+            prices = self.endpoint.prices
+        except NotConfigured:
+            prices = {}  # the call will say what is missing
+        return Billing(llm.most.name, codec.pack(prices))
 
-    def perform(self, intent: Intent, attempt: int, deadline_ns: int) -> Any:
-        result = super().perform(intent, attempt, deadline_ns)
-        if self._budgets is None:
-            return result
-        return self._charged(self._budgets, intent, result)
+    def bill(self, intent: Intent, result: Any) -> list[Charge]:
+        model = codec.unpack(intent.params)[1]
+        return llm.charges(self.endpoint.price(model), result.value.usage)
 
-    def most(self, params: bytes) -> list[Charge]:
-        """What a call with these parameters can cost at most."""
-        messages, model, *rest = codec.unpack(params)
-        llm.check_messages(messages)
-        options = llm.options_of(rest[0] if rest else None)
-        llm.check_bounded(messages, options)
-        return self._charges(model, llm.bound(messages, options))
+    def unbilled(self, error: Exception) -> bool:
+        return isinstance(error, _UNBILLED)
 
     async def _chat(
         self,
@@ -96,34 +90,6 @@ class Chat(Effect[[list[dict[str, Any]], str, Any], Reply]):
         reply = await llm.chat(endpoint, messages, model, options, key=call.idempotency_key)
         price = endpoint.price(model)
         return Costed(reply, 0.0 if price is None else price.micros(reply.usage) / MICRO)
-
-    async def _charged(self, store: Store, intent: Intent, calling: Any) -> Any:
-        universe, key = intent.universe_id, intent.intent_hash.hex()
-        try:
-            model = codec.unpack(intent.params)[1]
-            most = self.most(intent.params)
-            answer = await store.submit(budget.reserve, universe, intent.world_id, key, most)
-            if not answer.granted:
-                raise _refusal(answer)
-        except BaseException:
-            if inspect.iscoroutine(calling):
-                calling.close()
-            raise
-        nothing = [Charge(charge.unit, 0) for charge in most]
-        try:
-            result = await calling
-        except _UNBILLED:
-            await store.submit(budget.settle, universe, key, answer.number, nothing)
-            raise
-        spent = self._charges(model, result.value.usage)
-        await store.submit(budget.settle, universe, key, answer.number, spent)
-        return result
-
-    def _charges(self, model: str, usage: Usage) -> list[Charge]:
-        price = self.endpoint.price(model)
-        if price is None:
-            raise NotConfigured(what="price", model=model, why="a budget needs it; it may be 0")
-        return [Charge(MONEY, price.micros(usage)), Charge(TOKENS, usage.tokens)]
 
 
 def declare(kind: str = KIND, endpoint: Endpoint | None = None, **options: Any) -> Chat:
@@ -152,17 +118,6 @@ def set_limit(
 def account(store: Store, *, universe: str, unit: str, world: str = UNIVERSE) -> Account:
     """How a budget stands: spent, reserved, limit; money in millionths."""
     return store.read(budget.account, universe, world, unit)
-
-
-def _refusal(answer: budget.Answer) -> OverBudget | BudgetReserved:
-    told = {
-        "scope": answer.scope or "universe",
-        "unit": answer.unit,
-        "spent": answer.account.spent,
-        "reserved": answer.account.reserved,
-        "limit": answer.account.limit,
-    }
-    return BudgetReserved(**told) if answer.later else OverBudget(**told)
 
 
 chat = declare()

@@ -1,0 +1,267 @@
+"""Metrics of effects that stand alone: chains, latency, backlog, fairness; and document 004's targets.
+
+Client, roles and writer are processes of their own on one embedded store, fsync on; the roles are
+started by `holdfast up`, as users do. Beside the peers they are measured by `bench.peers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from statistics import median
+
+from bench.peers.effect_turns import APP, HoldfastTurn, running, shares, spawn
+from bench.peers.effect_workload import STEPS_PER_S
+from bench.peers.flows import STEPS
+from bench.peers.holdfast_turn import spawn as spawn_worlds
+from bench.peers.process import Load, Up
+from bench.peers.suite import percentile
+from bench.place import Place
+from bench.record import Record, Sample, Target, against_raw, gather
+
+LEASES = 100
+RENEWALS_PER_S = 20
+# What an event wants at once when a backlog is made, and when it is kept up.
+WANTED_TOGETHER = 1_000
+WANTED_AGAIN = 50
+# Putting is timed so often, by a part of the shorter backlog each.
+PUTS = 4
+
+
+def effect_chains(place: Place) -> Record:
+    """Roles in one process, and for comparison with the pool in another; `async def` effects, too."""
+    count = place.sizes.chains_at_once
+    with (
+        running(place, "one", "chains") as (client, roles, path),
+        running(place, "split", "split") as (other, others, other_path),
+    ):
+        one = HoldfastTurn(client, roles, path, worlds=count)
+        split = HoldfastTurn(other, others, other_path, worlds=count)
+
+        def run() -> Sample:
+            found = one.rated(count, seconds=place.slice_s)
+            return {
+                "rate": found.pop("chains"),
+                **found,
+                "async_rate": one.rated(count, seconds=place.slice_s, is_async=True)["chains"],
+                "split_rate": split.rated(count, seconds=place.slice_s)["chains"],
+            }
+
+        samples = against_raw(place, run)
+    units = {
+        "rate": "steps/s",
+        "raw": "fdatasync/s",
+        "ratio": "× raw",
+        "client_us": "µs",
+        "roles_us": "µs",
+        "writer_us": "µs",
+        "async_rate": "steps/s",
+        "split_rate": "steps/s",
+    }
+    return Record(
+        "effect_chains",
+        f"{STEPS} no-op effects in sequence, {count} worlds at once; processor time a step; the same "
+        "with `async def`, and with the pool in a process of its own",
+        gather(samples, units),
+    )
+
+
+def effect_latency(place: Place) -> Record:
+    samples = []
+    with running(place, "one", "latency") as (client, _, _):
+        names = client.ask("worlds", count=min(place.sizes.steps, 100))["names"]
+        for _ in range(place.repeats):
+            asked = {"names": names, "count": place.sizes.steps, "per_s": STEPS_PER_S}
+            found = client.ask("steps", **asked)
+            samples.append(
+                {
+                    **shares("ms", found["journaled"]),
+                    "entries_p95": percentile(found["entries"], 0.95),
+                    "whole_p95": percentile(found["whole"], 0.95),
+                }
+            )
+    units = dict.fromkeys(("ms_p95", "ms_p50", "ms_p99", "entries_p95", "whole_p95"), "ms")
+    return Record(
+        "effect_latency",
+        f"dispatch to receipt journaled at {STEPS_PER_S}/s, both commits included; between the two "
+        "entries; and from before the send",
+        gather(samples, units),
+        (Target("ms_p95", below=10),),
+    )
+
+
+def runtime_targets(place: Place) -> Record:
+    """The three that document 004 names, at a tenth of its figures."""
+    samples = []
+    steps = place.sizes.steps
+    with (
+        place.store("worlds") as path,
+        spawn_worlds("client", path=str(path)) as client,
+        spawn_worlds("worker", path=str(path), name="worker-1", policy={}) as worker,
+        running(place, "one", "effects") as (flows, _, _),
+    ):
+        accounts = client.ask("worlds", count=LEASES)["names"]
+        names = flows.ask("worlds", count=min(steps, 100))["names"]
+        for _ in range(place.repeats):
+            # Journaled first: it keeps the worlds busy, so that all of them are leased to be renewed.
+            sent = client.ask("latency", names=accounts, count=steps, per_s=STEPS_PER_S)
+            renewed = worker.ask("renew", count=max(steps // 5, 5), per_s=RENEWALS_PER_S)
+            done = flows.ask("steps", names=names, count=steps, per_s=STEPS_PER_S)
+            samples.append(
+                {
+                    "renewal_p95_ms": percentile(renewed["ms"], 0.95),
+                    "journaled_p95_ms": percentile(sent["journaled"], 0.95),
+                    "receipt_p95_ms": percentile(done["journaled"], 0.95),
+                    "leases": renewed["leases"],
+                }
+            )
+    units = dict.fromkeys(("renewal_p95_ms", "journaled_p95_ms", "receipt_p95_ms"), "ms")
+    return Record(
+        "runtime_targets",
+        "document 004's: renewal of leases, inbox to journal, dispatch to receipt (even journaled, "
+        f"which comes after its ingress), the last two at {STEPS_PER_S}/s; a tenth of its figures",
+        gather(samples, {**units, "leases": "leases in a commit"}),
+        (
+            Target("renewal_p95_ms", below=5),
+            Target("journaled_p95_ms", below=10),
+            Target("receipt_p95_ms", below=20),
+        ),
+    )
+
+
+def effect_backlog(place: Place) -> Record:
+    """Two stores, one with a short queue and one with a long one, turn by turn.
+
+    A pool drains while as much is wanted again: all that an effect costs is in it (want, put, claim,
+    call, receipt, journal). Putting alone is measured while no pool runs.
+    """
+    sizes = {"short": place.sizes.effects_small, "long": place.sizes.effects_large}
+    together = min(WANTED_TOGETHER, sizes["short"])
+    put = together // PUTS
+    samples = []
+    with _Bulk(place, "short") as short, _Bulk(place, "long") as long:
+        for one in (short, long):
+            one.want(sizes[one.name], together)
+        for _ in range(place.repeats):
+            found = {}
+            for one in (short, long):
+                one.refill(sizes[one.name], together)
+                found[f"put_{one.name}"] = put / median(one.want(put, put) for _ in range(PUTS))
+                found[f"rate_{one.name}"] = one.drained(sizes[one.name], place.slice_s)
+            samples.append(
+                {
+                    "cost": found["rate_short"] / found["rate_long"],
+                    "put_cost": found["put_short"] / found["put_long"],
+                    **found,
+                }
+            )
+    rates = ("rate_long", "rate_short", "put_long", "put_short")
+    return Record(
+        "effect_backlog",
+        f"cost of an effect at a backlog of {sizes['long']:,} against {sizes['short']:,}, from wanted "
+        "to journaled, and of putting it alone",
+        gather(samples, {"cost": "×", "put_cost": "×", **dict.fromkeys(rates, "effects/s")}),
+        (Target("cost", below=1.3), Target("put_cost", below=1.3)),
+    )
+
+
+def effect_fairness(place: Place) -> Record:
+    """A pool works on one world's flood; other worlds want one effect of the same kind each."""
+    flood, singles = place.sizes.flood, place.sizes.singles
+    samples = []
+    with _Bulk(place, "flood") as bulk:
+        others = bulk.client.ask("worlds", count=singles, steps=0)["names"]
+        bulk.want(flood, min(WANTED_TOGETHER, flood))
+        for _ in range(place.repeats):
+            bulk.refill(flood, min(WANTED_TOGETHER, flood))
+            bulk.pool.ask("start")
+            found = bulk.client.ask("single", names=others)
+            bulk.pool.ask("stop")
+            left = bulk.client.ask("left")["left"]
+            samples.append(
+                {
+                    "passed": percentile(found["passed"], 0.5),
+                    "passed_max": max(found["passed"]),
+                    "ms": percentile(found["ms"], 0.5),
+                    "ms_max": max(found["ms"]),
+                    "left": left,
+                }
+            )
+    return Record(
+        "effect_fairness",
+        f"one world has {flood:,} effects waiting, another wants one: how many of the flood end "
+        "between its dispatch and its receipt being journaled",
+        gather(
+            samples,
+            {
+                "passed": "effects",
+                "passed_max": "effects",
+                "ms": "ms",
+                "ms_max": "ms",
+                "left": "of the flood",
+            },
+        ),
+        # A hundredth of the flood; first come, first served would be all of it.
+        (Target("passed", below=1_000),),
+        {"flood": flood, "singles": singles},
+    )
+
+
+METRICS: dict[str, Callable[[Place], Record]] = {
+    metric.__name__: metric
+    for metric in (effect_chains, effect_latency, runtime_targets, effect_backlog, effect_fairness)
+}
+
+
+class _Bulk:
+    """A store with world roles running, a pool that can be started and stopped, and one client."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self.name = name
+        self._place = place
+
+    def __enter__(self) -> _Bulk:
+        self._store = self._place.store(self.name)
+        self._open: list[Load | Up] = []
+        try:
+            path = self._store.__enter__()
+            self.client = self._opened(spawn("client", path))
+            self.pool = self._opened(spawn("pool", path))
+            roles = ("orchestrator", "world")
+            self._open.append(Up(APP, path, *roles, worker=f"worker-{self.name}"))
+            # The flood is of the first world alone; a backlog is of all of them.
+            worlds = 1 if self.name == "flood" else self._place.sizes.chains_at_once
+            self._worlds = [f"bulk-{at}" for at in range(worlds)]
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for one in reversed(self._open):
+            one.close()
+        self._store.__exit__(None, None, None)
+
+    def want(self, count: int, together: int) -> float:
+        """Seconds until so many more are in the queue."""
+        asked = {"names": self._worlds, "count": count, "per_event": together}
+        seconds: float = self.client.ask("want", **asked)["seconds"]
+        return seconds
+
+    def refill(self, goal: int, together: int) -> None:
+        missing = goal - int(self.client.ask("left")["left"])
+        if missing > 0:
+            self.want(missing, together)
+
+    def drained(self, backlog: int, seconds: float) -> float:
+        """Effects that ended, a second, while the backlog was kept up."""
+        self.pool.ask("start")
+        asked = {"names": self._worlds, "per_event": min(WANTED_AGAIN, backlog)}
+        # The first moments are the pool's start.
+        self.client.ask("churn", backlog=backlog, seconds=seconds / 4, **asked)
+        rate: float = self.client.ask("churn", backlog=backlog, seconds=seconds, **asked)["rate"]
+        self.pool.ask("stop")
+        return rate
+
+    def _opened(self, load: Load) -> Load:
+        self._open.append(load)
+        return load

@@ -1,0 +1,117 @@
+"""Run by the peers' interpreter: the effect workload on DBOS, worker and caller in one process.
+
+    python dbos_flows.py DATABASE_URL
+
+Workflows are started where they run: no queue is polled, and nobody waits for a poll to see them end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import threading
+import time
+import warnings
+from typing import Any
+
+from answers import serve
+
+SETTERS = 64
+
+
+def main(url: str) -> None:
+    from dbos import DBOS
+
+    DBOS(
+        config={
+            "name": "bench",
+            "system_database_url": url,
+            "log_level": "ERROR",
+            "application_version": "1",
+            "sys_db_pool_size": 40,
+        }
+    )
+    late: list[float] = []
+
+    @DBOS.step()
+    def noop() -> int:
+        return 1
+
+    @DBOS.workflow(name="chain")
+    def chain(steps: int) -> int:
+        return sum(noop() for _ in range(steps))
+
+    @DBOS.workflow(name="step")
+    def step() -> float:
+        began = time.perf_counter()
+        noop()
+        return 1000 * (time.perf_counter() - began)
+
+    @DBOS.workflow(name="wake")
+    async def wake(due_s: float) -> None:
+        await DBOS.sleep_async(max(due_s - time.time(), 0))
+        late.append(1000 * (time.time() - due_s))
+
+    DBOS.launch()
+
+    def chains(callers: int, seconds: float, steps: int) -> dict[str, Any]:
+        """Threads that each start the next chain when their last has ended."""
+        ended: list[int] = []
+        began = time.perf_counter()
+
+        def call() -> None:
+            while time.perf_counter() - began < seconds:
+                assert chain(steps) == steps
+                ended.append(steps)
+
+        threads = [threading.Thread(target=call) for _ in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        took = time.perf_counter() - began
+        return {"rate": sum(ended) / took, "steps": sum(ended), "took_s": took}
+
+    def steps(count: int, per_s: float) -> dict[str, Any]:
+        found: dict[str, Any] = {"journaled": [], "whole": []}
+        due = time.perf_counter()
+        for _ in range(count):
+            due += 1 / per_s
+            time.sleep(max(due - time.perf_counter(), 0))
+            began = time.perf_counter()
+            found["journaled"].append(step())
+            found["whole"].append(1000 * (time.perf_counter() - began))
+        return found
+
+    async def set_and_wait(count: int, spread_s: float, lead_s: float) -> dict[str, Any]:
+        late.clear()
+        began = time.time()
+        dues = [began + lead_s + at * spread_s / count for at in range(count)]
+        guard, handles = asyncio.Semaphore(SETTERS), []
+
+        async def start(due: float) -> None:
+            async with guard:
+                handles.append(await DBOS.start_workflow_async(wake, due))
+
+        await asyncio.gather(*(start(due) for due in dues))
+        set_s = time.time() - began
+        if set_s > lead_s:
+            raise TimeoutError(f"setting {count} timers took {set_s:.1f} s of {lead_s:.1f} s")
+        await asyncio.sleep(max(dues[-1] - time.time(), 0))
+        for handle in handles:
+            await handle.get_result()
+        return {"late": late, "set_s": set_s}
+
+    serve(
+        {
+            "chains": chains,
+            "steps": steps,
+            "timers": lambda **asked: asyncio.run(set_and_wait(**asked)),
+        }
+    )
+    DBOS.destroy()
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    main(sys.argv[1])

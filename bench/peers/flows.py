@@ -1,0 +1,97 @@
+"""The application of the effect benchmarks, as a user would write it: `holdfast up bench.peers.flows:app`.
+
+- `Go` starts a chain: a no-op effect, whose receipt wants the next, so many times.
+- `Want` wants many effects at once: a backlog, or a flood. Their receipts are only counted.
+- `Wake` sets a timer for a time of the calendar, or for a while from now; `Woken` is its event.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import holdfast as hf
+
+STEPS = 5
+
+
+class Go(hf.Event):
+    steps: int = STEPS
+    is_async: bool = False
+
+
+class Want(hf.Event):
+    count: int
+
+
+class Wake(hf.Event):
+    due_ns: int
+    after: bool = False
+
+
+class Woken(hf.Event):
+    due_ns: int
+
+
+# Concurrency and everything else as it is when a user says nothing.
+@hf.effect("flow.step")
+def step(call: hf.Call, n: int) -> int:
+    return n
+
+
+@hf.effect("flow.async_step")
+async def async_step(call: hf.Call, n: int) -> int:
+    return n
+
+
+@hf.effect("flow.bulk")
+def bulk(call: hf.Call, n: int) -> int:
+    return n
+
+
+class Flow(hf.World):
+    left: int = 0
+    done: int = 0
+    woken: int = 0
+
+    @hf.on(Go)
+    def go(self, event: Go, cx: hf.Context) -> None:
+        self.left = event.steps
+        cx.do(async_step if event.is_async else step, self.left)
+
+    @hf.on(step)
+    def stepped(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.left -= 1
+        self.done += 1
+        if self.left:
+            cx.do(step, self.left)
+
+    @hf.on(async_step)
+    def async_stepped(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.left -= 1
+        self.done += 1
+        if self.left:
+            cx.do(async_step, self.left)
+
+    @hf.on(Want)
+    def want(self, event: Want, cx: hf.Context) -> None:
+        for n in range(event.count):
+            cx.do(bulk, n)
+
+    @hf.on(bulk)
+    def bulk_done(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.done += 1
+
+    @hf.on(Wake)
+    def wake(self, event: Wake, cx: hf.Context) -> None:
+        woken = Woken(event.due_ns)
+        if event.after:
+            cx.after(max(event.due_ns - cx.now_ns, 0) / 1e9, woken)
+        else:
+            cx.at(datetime.fromtimestamp(event.due_ns / 1e9, UTC), woken)
+
+    @hf.on(Woken)
+    def was_woken(self, event: Woken, cx: hf.Context) -> None:
+        self.woken += 1
+
+
+app = hf.App("flows", worlds=[Flow], effects=[step, async_step, bulk])

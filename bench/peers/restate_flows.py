@@ -1,0 +1,72 @@
+"""Run by the peers' interpreter: the effect workload as a Restate service, over HTTP/2 by hypercorn.
+
+    python restate_flows.py PORT WORKERS LATENESS_FILE
+
+`chain` is five durable steps, `step` one that is timed, `wake` a durable sleep and `note` what a
+delayed send calls. How late these two are goes to a file, so that nobody has to wait for answers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from datetime import timedelta
+
+import restate
+from restate_service import serve_app
+
+LATENESS_FILE = "BENCH_LATENESS_FILE"
+AS_INT = restate.RunOptions(type_hint=int)
+
+flow = restate.Service("Flow")
+
+
+async def noop() -> int:
+    return 1
+
+
+@flow.handler()
+async def chain(ctx: restate.Context, steps: int) -> int:
+    done = 0
+    for _ in range(steps):
+        done += await ctx.run_typed("step", noop, AS_INT)
+    return done
+
+
+@flow.handler()
+async def step(ctx: restate.Context) -> float:
+    """Milliseconds until the outcome of a step is durable and the handler goes on."""
+    began = time.perf_counter()
+    await ctx.run_typed("step", noop, AS_INT)
+    return 1000 * (time.perf_counter() - began)
+
+
+@flow.handler()
+async def wake(ctx: restate.Context, due_s: float) -> None:
+    await ctx.sleep(timedelta(seconds=max(due_s - time.time(), 0)))
+    _note(due_s)
+
+
+@flow.handler()
+async def note(ctx: restate.Context, due_s: float) -> None:
+    _note(due_s)
+
+
+def _note(due_s: float) -> None:
+    late = 1000 * (time.time() - due_s)
+    os.write(_file(), f"{late:.4f}\n".encode())
+
+
+def _file() -> int:
+    if not _opened:
+        _opened.append(os.open(os.environ[LATENESS_FILE], os.O_WRONLY | os.O_APPEND | os.O_CREAT))
+    return _opened[0]
+
+
+_opened: list[int] = []
+app = restate.app(services=[flow])
+
+if __name__ == "__main__":
+    port, workers, os.environ[LATENESS_FILE] = sys.argv[1:]
+    serve_app(f"{__file__}:app", int(port), int(workers))

@@ -1,0 +1,183 @@
+"""Metrics of timers: how late they are, and what a million pending ones cost.
+
+The same processes as for effects (`bench.effects`); beside the peers timers are measured by
+`bench.peers`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from statistics import median
+
+from bench.peers.effect_turns import APP, running, shares, spawn
+from bench.peers.process import Up
+from bench.place import Place, writer_pid
+from bench.record import Record, Target, gather
+from bench.workers import cpu_ns
+
+AFTER_S = 1.0
+AFTERS_PER_S = 200
+FEW_WORLDS = 100
+BURST_WORLDS = 50
+BURST_LEAD_S = 1.0
+CLAIM_LEAD_S = 0.3
+
+
+def timer_lateness(place: Place) -> Record:
+    """Set ahead for times of the calendar, one in each world; and `cx.after`, set one by one."""
+    count, spread_s = place.sizes.timers, place.sizes.timers_spread_s
+    samples = []
+    with running(place, "one", "timers") as (client, _, _):
+        names = client.ask("worlds", count=min(FEW_WORLDS, count))["names"]
+        for _ in range(place.repeats):
+            asked = {"count": count, "spread_s": spread_s, "lead_s": place.sizes.timers_lead_s}
+            late = client.ask("timers", worlds=count, **asked)
+            few = client.ask("timers", worlds=min(FEW_WORLDS, count), **asked)
+            after = client.ask(
+                "afters", names=names, count=count // 4, per_s=AFTERS_PER_S, wait_s=AFTER_S
+            )
+            samples.append(
+                {
+                    **shares("ms", late["late"]),
+                    "few_worlds_p95": shares("ms", few["late"])["ms_p95"],
+                    "after_p95": shares("ms", after["late"])["ms_p95"],
+                    "set_s": late["set_s"],
+                }
+            )
+    late_units = ("ms_p95", "ms_p50", "ms_p99", "few_worlds_p95", "after_p95")
+    return Record(
+        "timer_lateness",
+        f"{count:,} timers over {spread_s:g} s, one in each world; in {FEW_WORLDS} worlds; and "
+        f"`after` at {AFTERS_PER_S}/s, the commit that set it included",
+        gather(samples, {**dict.fromkeys(late_units, "ms"), "set_s": "s to set them"}),
+        # The best that was seen of peers.
+        (Target("ms_p95", below=7.4),),
+    )
+
+
+def pending_timers(place: Place) -> Record:
+    """Two stores, with few and with many pending timers, turn by turn.
+
+    Claiming: the commit that finds and fires what is due, made by hand, without a timer worker.
+    Firing: the same by the timer worker, until the last of them is handled.
+    """
+    sizes = {"few": place.sizes.pending_small, "many": place.sizes.pending_large}
+    samples = []
+    with _Pending(place, "few") as few, _Pending(place, "many") as many:
+        both = {"few": few, "many": many}
+        hung_s = {
+            name: one.client.ask("hang", count=sizes[name])["seconds"] for name, one in both.items()
+        }
+        claims = []
+        for _ in range(place.repeats):
+            # By turns within a repeat, and the median of them: one is over in milliseconds.
+            turns = [
+                {name: one.fire_due() for name, one in both.items()}
+                for _ in range(place.sizes.due_batches)
+            ]
+            claims.append({name: median(turn[name] for turn in turns) for name in both})
+        for one in both.values():
+            one.start_timers()
+        for claimed in claims:
+            fired = {name: one.burst() for name, one in both.items()}
+            idle = _idle(both, max(place.slice_s * 3, 0.5))
+            batch = place.sizes.due_batch
+            samples.append(
+                {
+                    "claim_cost": claimed["many"] / claimed["few"],
+                    "fire_cost": fired["many"] / fired["few"],
+                    "idle_many": idle["many"],
+                    "idle_few": idle["few"],
+                    "claim_many_us": 1e6 * claimed["many"] / batch,
+                    "claim_few_us": 1e6 * claimed["few"] / batch,
+                    "fire_many_ms": 1000 * fired["many"],
+                    "fire_few_ms": 1000 * fired["few"],
+                }
+            )
+    units = {
+        "claim_cost": "×",
+        "fire_cost": "×",
+        "idle_many": "% of a core",
+        "idle_few": "% of a core",
+        "claim_many_us": "µs a timer",
+        "claim_few_us": "µs a timer",
+        "fire_many_ms": "ms",
+        "fire_few_ms": "ms",
+    }
+    return Record(
+        "pending_timers",
+        f"{sizes['many']:,} pending timers against {sizes['few']:,}: the commit that fires "
+        f"{place.sizes.due_batch} due ones; until the last of them is handled; processor share of "
+        "roles and writer while none is due",
+        gather(samples, units),
+        (
+            Target("claim_cost", below=1.3),
+            Target("fire_cost", below=1.3),
+            Target("idle_many", below=2),
+        ),
+        {"hung_s": round(hung_s["many"], 1)},
+    )
+
+
+METRICS: dict[str, Callable[[Place], Record]] = {
+    metric.__name__: metric for metric in (timer_lateness, pending_timers)
+}
+
+
+class _Pending:
+    """A store with world roles running, the timer worker later, and one client."""
+
+    def __init__(self, place: Place, name: str) -> None:
+        self._place = place
+        self._name = name
+
+    def __enter__(self) -> _Pending:
+        self._stack = contextlib.ExitStack()
+        with self._stack:
+            self._path = self._stack.enter_context(self._place.store(self._name))
+            self.client = self._stack.enter_context(spawn("client", self._path))
+            self._ups = [self._up("orchestrator", "world")]
+            self._worlds = self.client.ask("worlds", count=BURST_WORLDS, steps=0)["names"]
+            self._stack = self._stack.pop_all()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    @property
+    def pids(self) -> list[int]:
+        return [writer_pid(self._path), *(up.pid for up in self._ups)]
+
+    def start_timers(self) -> None:
+        self._ups.append(self._up("timer"))
+
+    def fire_due(self) -> float:
+        return self._seconds("fire_due", CLAIM_LEAD_S)
+
+    def burst(self) -> float:
+        return self._seconds("burst", BURST_LEAD_S)
+
+    def _seconds(self, what: str, lead_s: float) -> float:
+        count = self._place.sizes.due_batch
+        asked = {"names": self._worlds, "count": count, "lead_s": lead_s}
+        seconds: float = self.client.ask(what, **asked)["seconds"]
+        return seconds
+
+    def _up(self, *roles: str) -> Up:
+        return self._stack.enter_context(
+            Up(APP, self._path, *roles, worker=f"{self._name}-{len(roles)}")
+        )
+
+
+def _idle(stores: dict[str, _Pending], seconds: float) -> dict[str, float]:
+    """Percent of a core that each store's roles and writer use while nothing happens."""
+    pids = {name: one.pids for name, one in stores.items()}
+    before = {name: sum(map(cpu_ns, each)) for name, each in pids.items()}
+    began = time.perf_counter()
+    time.sleep(seconds)
+    took_ns = (time.perf_counter() - began) * 1e9
+    return {
+        name: 100 * (sum(map(cpu_ns, each)) - before[name]) / took_ns for name, each in pids.items()
+    }

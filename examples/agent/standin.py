@@ -1,0 +1,133 @@
+"""Stands in for the outside: an OpenAI-compatible model, and a shop with quotes. It prints its address.
+
+    python standin.py [--stall N]
+
+It does as a good provider does: a call that carries an idempotency key it has seen gets the answer of
+the first one, and is not charged again. `GET /calls` tells how often each key came, and what it used.
+With `--stall N` it works on the N-th question to the model, charges for it, and the first caller never
+hears of it: that is when to pull the plug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+QUOTES = {
+    "alder": {"supplier": "alder", "price": 4800, "days": 12},
+    "birch": {"supplier": "birch", "price": 5200, "days": 4},
+    "cedar": {"supplier": "cedar", "price": 4100, "days": 21},
+}
+FIRST = ("alder", "birch")
+
+
+def think(messages: list[dict[str, Any]]) -> dict[str, Any]:
+    """What this model says next: two quotes, one more, then the decision. Always the same."""
+    told = [json.loads(one["content"]) for one in messages if one["role"] == "tool"]
+    wanted = FIRST if not told else sorted(QUOTES.keys() - {quote["supplier"] for quote in told})
+    if wanted:
+        return {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [_tool(name) for name in wanted],
+        }
+    said = " ".join(one["content"] for one in messages if one["role"] == "user")
+    measure = "days" if "week" in said else "price"
+    best = min(told, key=lambda quote: quote[measure])
+    text = f"Order from {best['supplier']}: {best['price']} in {best['days']} days."
+    return {"role": "assistant", "content": text}
+
+
+def completion(asked: dict[str, Any], number: int) -> dict[str, Any]:
+    message = think(asked["messages"])
+    return {
+        "id": f"answer-{number}",
+        "model": asked["model"],
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {
+            "prompt_tokens": _tokens(asked["messages"]),
+            "completion_tokens": _tokens(message),
+        },
+    }
+
+
+def quoted(supplier: str) -> dict[str, Any]:
+    return QUOTES.get(supplier) or {"supplier": supplier, "error": "nobody knows it"}
+
+
+class Outside(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def __init__(self, stall: int) -> None:
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.stall = stall
+        self.lock = threading.Lock()
+        self.calls: dict[str, dict[str, Any]] = {}
+        self.answers: dict[str, bytes] = {}
+
+    def answer(self, key: str, what: str, asked: dict[str, Any]) -> tuple[bytes, bool]:
+        """The answer under this key, and whether it ever reaches the caller."""
+        with self.lock:
+            line = self.calls.setdefault(key, {"what": what, "calls": 0})
+            line["calls"] += 1
+            if key not in self.answers:
+                number = sum(one["what"] == what for one in self.calls.values())
+                found = completion(asked, number) if what == "chat" else quoted(what)
+                line["usage"] = found.get("usage")
+                self.answers[key] = json.dumps(found).encode()
+                return self.answers[key], what != "chat" or number != self.stall
+            return self.answers[key], True
+
+    def handle_error(self, *_: object) -> None:
+        """Whoever asked is gone before the answer came."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Outside
+
+    def do_GET(self) -> None:
+        if self.path == "/calls":
+            with self.server.lock:
+                return self._send(json.dumps(self.server.calls).encode())
+        self._answer(self.path.rpartition("/")[2], {})
+
+    def do_POST(self) -> None:
+        self._answer("chat", json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+    def _answer(self, what: str, asked: dict[str, Any]) -> None:
+        body, reaches = self.server.answer(self.headers["idempotency-key"], what, asked)
+        if reaches:
+            self._send(body)
+        else:
+            self.rfile.read(1)  # returns when the caller hangs up
+
+    def _send(self, body: bytes) -> None:
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def _tool(supplier: str) -> dict[str, Any]:
+    arguments = json.dumps({"supplier": supplier})
+    function = {"name": "get_quote", "arguments": arguments}
+    return {"id": f"quote-{supplier}", "type": "function", "function": function}
+
+
+def _tokens(said: object) -> int:
+    return len(json.dumps(said)) // 4
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--stall", type=int, default=0)
+    with Outside(parser.parse_args().stall) as outside:
+        print(f"http://127.0.0.1:{outside.server_port}", flush=True)
+        outside.serve_forever()

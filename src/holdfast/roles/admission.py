@@ -1,0 +1,96 @@
+"""Which effects may be claimed: judged in the commit of the claim itself.
+
+    dropped   its world is deleted: nobody waits for the receipt
+    refused   its budget cannot pay for it, ever: a dead letter, and the receipt `over_budget`
+    later     what other calls have set aside may come back: asked again after a while
+
+What is admitted has the most that it can cost set aside in the same commit, so calls that begin at
+the same time cannot spend more together than a budget has.
+"""
+
+from __future__ import annotations
+
+from holdfast import codec
+from holdfast.clock import S
+from holdfast.codec import Record
+from holdfast.durable.queue import TAKE, Candidate, Verdict
+from holdfast.effects import budget
+from holdfast.effects.budget import MONEY, UNIVERSE, Charge
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.messages import Intent
+from holdfast.roles.doing import Billing
+from holdfast.store.api import Txn, operation, resolve
+from holdfast.world import catalog
+
+# How long an effect waits for reservations of others to be settled.
+LATER_NS = 1 * S
+
+DROP = Verdict("drop")
+
+
+class Terms(Record, frozen=True):
+    universe: str
+    billing: Billing | None = None
+
+
+@operation
+def admit(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> list[Verdict]:
+    """Judge effects; their group is their world."""
+    terms = codec.unpack_as(Terms, args)
+    gone = {world: _gone(txn, terms.universe, world) for world in {c.group for c in candidates}}
+    return [
+        _dropped(txn, terms, one) if gone[one.group] else _judge(txn, terms, one)
+        for one in candidates
+    ]
+
+
+def _gone(txn: Txn, universe: str, world_id: str) -> bool:
+    try:
+        return catalog.record(txn, universe, world_id).status is catalog.Status.DELETED
+    except NotFound:
+        return True
+
+
+def _dropped(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
+    if terms.billing is not None and one.expiries:
+        intent = codec.unpack_as(Intent, one.payload)
+        budget.close.fn(txn, terms.universe, intent.intent_hash.hex(), None)
+    return DROP
+
+
+def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
+    if terms.billing is None:
+        return TAKE
+    try:
+        intent = codec.unpack_as(Intent, one.payload)
+        most = resolve(terms.billing.operation).fn(txn, intent.params, terms.billing.args)
+    except HoldfastError as error:
+        return Verdict("refuse", code=error.code, error=str(error))
+    unpriced = _unpriced(txn, terms.universe, intent.world_id, most)
+    if unpriced:
+        return Verdict("refuse", code="not_configured", error=unpriced)
+    key = intent.intent_hash.hex()
+    answer = budget.reserve.fn(txn, terms.universe, intent.world_id, key, most)
+    if answer.granted:
+        return TAKE
+    if answer.later:
+        return Verdict("later", LATER_NS, "budget_reserved")
+    return Verdict("refuse", code="over_budget", error=_told(answer))
+
+
+def _unpriced(txn: Txn, universe: str, world_id: str, most: list[Charge]) -> str:
+    """Where money is limited, a call of unknown price is not made."""
+    if any(charge.unit == MONEY for charge in most):
+        return ""
+    for scope in (world_id, UNIVERSE):
+        if budget.account(txn, universe, scope, MONEY).limit is not None:
+            return "a budget in money needs the price of the model; it may be 0"
+    return ""
+
+
+def _told(answer: budget.Answer) -> str:
+    account = answer.account
+    return (
+        f"{answer.unit} of {answer.scope or 'the universe'}: spent {account.spent}, "
+        f"reserved {account.reserved}, limit {account.limit}"
+    )

@@ -1,0 +1,278 @@
+"""The mail of a universe that its worlds' commits could not deliver themselves (protocol F).
+
+    Sorting    every such message, once: into the inbox of a world of this store, or on into the lane
+               of another store, or back as the error `no_route`
+    Lane       one for each universe in another store: delivers there, a batch to a commit, and then
+               ends the batch here with its receipts
+
+A crash between the two commits of a lane repeats the batch, and the destination, which knows each
+message by its id, answers `already_enqueued`. So a message is in one inbox once, and its sender is
+told once, whatever dies.
+
+A store that cannot be reached loses no mail and delays no other: its lane lets the mail lie, looks
+again with backoff by one message at a time, and nothing else waits for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from holdfast import codec
+from holdfast import store as stores
+from holdfast.clock import SYSTEM, Clock
+from holdfast.durable import queue
+from holdfast.durable.queue import Claim
+from holdfast.errors import HoldfastError, Invalid, Overloaded, StoreError
+from holdfast.messages import FABRIC_SEND, Intent
+from holdfast.retry import Backoff, spread
+from holdfast.roles.crew import certain
+from holdfast.runner import Runner, Work
+from holdfast.store.api import Store, Txn
+from holdfast.world import fabric, outbox, publish
+from holdfast.world.catalog import check_universe
+from holdfast.world.fabric import Accepted
+
+# A claim, by its seq and number.
+Place = tuple[int, int]
+
+BATCH = 100
+# A runner holds no more than it handles and what it has not settled yet.
+HELD_MAX = 4 * BATCH
+# One commit into another store holds about this much.
+BATCH_BYTES_MAX = 8 * 1024 * 1024
+# Pools may be configured one after the other: a route is looked for this often, by whoever claims.
+ROUTE_TRIES = 5
+# A lane's claim covers a commit in another store.
+LANE_LEASE_MS = 5_000
+LANE_BACKOFF = Backoff(max_ns=30_000_000_000)
+
+
+class NoRoute(HoldfastError):
+    code = "no_route"
+    retryable = True
+    hint = "start adapters with --peer UNIVERSE=URL, or open(..., stores={universe: url})"
+
+
+class Unreachable(HoldfastError):
+    code = "unreachable"
+    retryable = True
+    hint = "the mail waits here and goes on by itself once the store can be reached"
+
+
+class Fabric:
+    """The runners that work off a universe's waiting mail, and the stores they open for it.
+
+    `peers` says where other universes are: by URL, or as stores that are open, and stay so. `open`
+    opens a URL; it must not make a store where there is none.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        universe: str,
+        worker: str,
+        peers: Mapping[str, str | Store] | None = None,
+        open: Callable[[str], Store] | None = None,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        check_peers(universe, peers or {})
+        self._peers = Peers(peers or {}, open or open_existing)
+        self.runners = [
+            Runner(
+                store,
+                publish.effects(universe, FABRIC_SEND),
+                Sorting(store, universe, frozenset(peers or ())),
+                worker=f"{worker}/{FABRIC_SEND}",
+                policy=certain(max_batch=BATCH),
+                clock=clock,
+            )
+        ]
+        for peer in peers or ():
+            lane = Lane(store, self._peers, peer, clock)
+            self.runners.append(
+                Runner(
+                    store,
+                    outbox.lane(universe, peer),
+                    lane,
+                    worker=f"{worker}/{FABRIC_SEND}>{peer}",
+                    policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
+                    throttle=lane,
+                    clock=clock,
+                )
+            )
+
+    def close(self) -> None:
+        self._peers.close()
+
+
+def check_peers(universe: str, peers: Mapping[str, str | Store]) -> None:
+    for peer in peers:
+        check_universe(peer)
+        if peer == universe:
+            raise Invalid(what="stores", universe=peer, why="it is the one that runs here")
+
+
+def open_existing(url: str) -> Store:
+    return stores.open(url, bootstrap=False)
+
+
+class Sorting:
+    """The handler of mail that waits: where does it go?"""
+
+    def __init__(self, store: Store, universe: str, peers: frozenset[str]) -> None:
+        self._store = store
+        self._universe = universe
+        self._peers = peers
+
+    def __call__(self, work: Work) -> None:
+        intent = codec.unpack_as(Intent, work.payload)
+        to = fabric.read(intent).dest_universe or self._universe
+        if to in self._peers:
+            work.join(outbox.forward, intent, to)
+        elif to == self._universe or self._store.read(fabric.known, to):
+            work.join(outbox.deliver, intent)
+        else:
+            lost = NoRoute(universe=to)
+            if work.claim.failures + 1 < ROUTE_TRIES:
+                raise lost
+            work.join(
+                outbox.conclude, intent, Accepted(fabric.ERROR, code=lost.code, error=str(lost))
+            )
+
+
+class Lane:
+    """The handler of mail to one universe in another store, and the throttle of its runner.
+
+    The first message of a batch takes along what else its runner holds, so that the other store
+    commits once for all of them; those find their answers ready.
+    """
+
+    def __init__(self, store: Store, peers: Peers, universe: str, clock: Clock) -> None:
+        self._store = store
+        self._peers = peers
+        self._universe = universe
+        self._clock = clock
+        self._answers: dict[Place, Accepted] = {}
+        # What was taken along before, and is held until its end is committed here.
+        self._told: set[Place] = set()
+        # How often in a row the store could not be reached, and when to try again.
+        self._failures = 0
+        self._again_ns = 0
+
+    def __call__(self, work: Work) -> None:
+        place = _place(work.claim)
+        if place not in self._answers:
+            self._answers = self._deliver(work)
+            self._told |= self._answers.keys()
+        found = self._answers.pop(place, None)
+        if found is None:
+            return  # nobody wants it any more
+        if found.status == fabric.FULL:
+            raise Overloaded(universe=self._universe, world_id=found.dest_world, retry_after_s=1.0)
+        work.join(outbox.conclude, codec.unpack_as(Intent, work.payload), found)
+
+    # -- the throttle --------------------------------------------------------------------------
+
+    def allow(self, limit: int) -> int:
+        """All there is, one to look whether the store is back, or none until it is time to look."""
+        if self._failures == 0:
+            return limit
+        return min(limit, 1) if self.wait_ns() == 0 else 0
+
+    def wait_ns(self) -> int:
+        return max(0, self._again_ns - self._clock.mono_ns())
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _deliver(self, work: Work) -> dict[Place, Accepted]:
+        if self.wait_ns():
+            raise Unreachable(universe=self._universe, why="it was not reached a moment ago")
+        batch, held = self._store.read(batch_with, work.claim, self._told)
+        self._told &= held
+        if not batch:
+            return {}
+        try:
+            there = self._peers.store(self._universe)
+            answers: list[Accepted] = there.transact(
+                fabric.accept_many, [(intent, claim.enqueued_ns) for claim, intent in batch]
+            )
+        except Exception as error:
+            self._failures += 1
+            delay_ns = LANE_BACKOFF.delay_ns(self._failures, spread(work.seq, self._failures))
+            self._again_ns = self._clock.mono_ns() + delay_ns
+            self._peers.drop(self._universe, error)
+            raise Unreachable(
+                universe=self._universe, why=f"{type(error).__name__}: {error}"
+            ) from error
+        self._failures = 0
+        self._again_ns = 0
+        return {_place(claim): answer for (claim, _), answer in zip(batch, answers, strict=True)}
+
+
+def batch_with(
+    txn: Txn, first: Claim, told: set[Place]
+) -> tuple[list[tuple[Claim, Intent]], set[Place]]:
+    """A claim and others of its owner that were not `told`, as one commit takes them, in the order they
+    were sent; and all that the owner holds. Mail that was cancelled or answered is left out.
+    """
+    others = queue.claims_of(txn, first.queue, first.owner, HELD_MAX)
+    batch: list[tuple[Claim, Intent]] = []
+    size = 0
+    for claim in [first, *(one for one in others if one.seq != first.seq)]:
+        if _place(claim) in told:
+            continue
+        payload = queue.payload_of(txn, claim)
+        size += len(payload)
+        if batch and (size > BATCH_BYTES_MAX or len(batch) == BATCH):
+            break
+        intent = codec.unpack_as(Intent, payload)
+        if outbox.open_mail(txn, intent):
+            batch.append((claim, intent))
+    return sorted(batch, key=lambda pair: pair[0].seq), {_place(claim) for claim in others}
+
+
+def _place(claim: Claim) -> Place:
+    return claim.seq, claim.number
+
+
+class Peers:
+    """Other stores, opened when they are first needed, one for each URL."""
+
+    def __init__(self, peers: Mapping[str, str | Store], open: Callable[[str], Store]) -> None:
+        self._peers = dict(peers)
+        self._open = open
+        self._opened: dict[str, Store] = {}
+        self._locks = {url: threading.Lock() for url in peers.values() if isinstance(url, str)}
+        self._closed = False
+
+    def store(self, universe: str) -> Store:
+        where = self._peers[universe]
+        if not isinstance(where, str):
+            return where
+        # Each URL has its own lock: one that takes long to open holds up nobody else.
+        with self._locks[where]:
+            if self._closed:
+                raise Unreachable(universe=universe, why="this pool is closed")
+            if where not in self._opened:
+                self._opened[where] = self._open(where)
+            return self._opened[where]
+
+    def drop(self, universe: str, error: Exception) -> None:
+        """Open it anew next time, if this one is of no use any more."""
+        where = self._peers[universe]
+        if isinstance(where, str) and isinstance(error, StoreError):
+            with self._locks[where]:
+                gone = self._opened.pop(where, None)
+            if gone is not None:
+                gone.close()
+
+    def close(self) -> None:
+        self._closed = True
+        for where, lock in self._locks.items():
+            with lock:
+                found = self._opened.pop(where, None)
+            if found is not None:
+                found.close()

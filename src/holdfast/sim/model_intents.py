@@ -1,0 +1,232 @@
+"""What worlds want of others, and what may have become of it: the half of the model that is about intents.
+
+    an effect    waits in its queue, until its world has one receipt for it
+    mail         waits in its queue, or is in the inbox or journal of its destination
+    a timer      waits in its slot, until its world has its event; replaced, it is gone
+    one that     is a chain: each firing names the next, by the rule and the clock that the worker told
+    repeats
+
+Identities are computed here from what the documents say about them, not by the product's code.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from holdfast.sim import check_app
+from holdfast.sim.check_app import Want, digest
+
+Plain = dict[str, Any]
+
+MINUTE_NS = 60_000_000_000
+# Rules that simulated worlds repeat timers by, and their periods: all begin at midnight.
+PERIODS_NS = {
+    "*/1 * * * *": MINUTE_NS,
+    "*/5 * * * *": 5 * MINUTE_NS,
+    "0 */6 * * *": 360 * MINUTE_NS,
+}
+# Later than this an occurrence was missed.
+LATE_NS = MINUTE_NS
+OCCURRENCES_MAX = 100
+
+
+@dataclass(slots=True)
+class Fire:
+    """A worker delivered a timer, or should have: when, by its word."""
+
+    i: int
+    at_ns: int
+    wall_ns: int
+
+
+@dataclass(slots=True)
+class Timer:
+    """A timer in its slot; one that repeats has an occurrence for each of its times."""
+
+    subject: str
+    slot: str
+    set_ns: int
+    delay_ns: int | None
+    wall_ns: int | None
+    period_ns: int
+    missed: str
+    # Which occurrences there may be, by name: when each is due. One that does not repeat has one.
+    due_ns: dict[bytes, int] = field(default_factory=dict)
+    skipped: set[bytes] = field(default_factory=set)
+    fires: dict[bytes, list[Fire]] = field(default_factory=dict)
+    # Occurrences that may be the one that waits.
+    open: list[bytes] = field(default_factory=list)
+    # The event that replaced or cancelled it.
+    gone: int | None = None
+
+    @property
+    def repeats(self) -> bool:
+        return self.period_ns > 0
+
+    @property
+    def calendar(self) -> bool:
+        return self.wall_ns is not None or self.repeats
+
+    def fired(self, fire: Fire, *, crowded: bool) -> list[bytes]:
+        """Take a firing into account; the names of occurrences that may follow.
+
+        A full inbox keeps it from being delivered, and nobody tells: then both may be so.
+        """
+        if not self.repeats:
+            [(name, due_ns)] = self.due_ns.items()
+            if (fire.wall_ns if self.calendar else fire.at_ns) >= due_ns:
+                self.fires.setdefault(name, []).append(fire)
+            return []
+        made: list[bytes] = []
+        for name in self.open:
+            made += self._occurred(name, fire)
+        if made:
+            self.open = list(dict.fromkeys([*self.open, *made])) if crowded else made[-1:]
+        return made
+
+    def _occurred(self, name: bytes, fire: Fire) -> list[bytes]:
+        made: list[bytes] = []
+        due_ns = self.due_ns[name]
+        for _ in range(OCCURRENCES_MAX):
+            if fire.wall_ns < due_ns:
+                break
+            self.fires.setdefault(name, []).append(fire)
+            missed = fire.wall_ns - due_ns > LATE_NS
+            if missed and self.missed == "skip":
+                self.skipped.add(name)
+            after_ns = fire.wall_ns if missed and self.missed != "all" else due_ns
+            due_ns = (after_ns // self.period_ns + 1) * self.period_ns
+            name = digest(b"every", name, due_ns.to_bytes(8, "big"))
+            self.due_ns[name] = due_ns
+            made.append(name)
+        return made
+
+
+def timer_of(subject: str, want: Want, set_ns: int) -> Timer:
+    told = check_app.timer_of(want.params)
+    period_ns = PERIODS_NS[told["cron"]] if told["cron"] else 0
+    timer = Timer(
+        subject,
+        told["slot"],
+        set_ns,
+        told["delay_ns"],
+        told["wall_ns"],
+        period_ns,
+        told["missed"],
+    )
+    if period_ns:
+        timer.due_ns[want.hash] = (want.wall_ns // period_ns + 1) * period_ns
+    else:
+        due_ns = set_ns + (told["delay_ns"] or 0)
+        timer.due_ns[want.hash] = due_ns if told["wall_ns"] is None else told["wall_ns"]
+    timer.open.append(want.hash)
+    return timer
+
+
+@dataclass(slots=True)
+class Intents:
+    """All that worlds want, by the names of the intents."""
+
+    # Effects and mail: whose, and what.
+    wants: dict[bytes, tuple[str, Want]] = field(default_factory=dict)
+    timers: dict[bytes, Timer] = field(default_factory=dict)
+    slots: dict[tuple[str, str], Timer] = field(default_factory=dict)
+    # Keys that were used for something else before: the world is told.
+    refused: dict[bytes, str] = field(default_factory=dict)
+    # Effects that their world does not want any more.
+    cancelled: set[bytes] = field(default_factory=set)
+    # Receipts that forks get for what they do not inherit.
+    dropped: set[tuple[str, bytes]] = field(default_factory=set)
+
+    def want(self, subject: str, want: Want) -> None:
+        self.wants.setdefault(want.hash, (subject, want))
+
+    def cancel(self, subject: str, hash: bytes) -> None:
+        found = self.wants.get(hash)
+        if found is not None and found[0] == subject:
+            self.cancelled.add(hash)
+
+    def set_timer(self, timer: Timer, i: int) -> None:
+        self.empty(timer.subject, timer.slot, i)
+        self.slots[timer.subject, timer.slot] = timer
+        for name in timer.due_ns:
+            self.timers[name] = timer
+
+    def empty(self, subject: str, slot: str, i: int) -> None:
+        """Whoever was in a slot is gone, unless it has fired before."""
+        held = self.slots.pop((subject, slot), None)
+        if held is not None:
+            held.gone = i
+
+    def fire(self, fire: Fire, *, crowded: bool) -> None:
+        """A worker fires what is due: by store time, and by the wall clock that it goes by."""
+        for timer in list(self.slots.values()):
+            for name in timer.fired(fire, crowded=crowded):
+                self.timers[name] = timer
+
+    def redrive(self, subject: str, old: Want, seq: int) -> bytes:
+        """An operator wants a dead effect again: another intent, with a name of its own."""
+        again = replace(old, hash=digest(b"redrive", old.hash, seq.to_bytes(8, "big")))
+        self.want(subject, again)
+        return again.hash
+
+    # -- forks -----------------------------------------------------------------------------------
+
+    def inherit(
+        self, child: str, child_id: str, effects: list[Want], timers: list[bytes], policy: str, i: int
+    ) -> None:
+        """What a fork takes over of what its parent had open."""
+        for want in effects:
+            if policy == "reissue":
+                if want.key is None:
+                    name = digest(b"fork", child_id.encode(), want.hash)
+                else:
+                    name = check_app.keyed_hash(want.generation, child_id, want.key)
+                self.want(child, replace(want, hash=name))
+            elif policy == "fail":
+                self.dropped.add((child, want.hash))
+        for hash in timers:
+            self._keep(child, child_id, self.timers[hash], i)
+
+    def _keep(self, child: str, child_id: str, timer: Timer, i: int) -> None:
+        kept = Timer(
+            child, timer.slot, 0, timer.delay_ns, timer.wall_ns, timer.period_ns, timer.missed
+        )
+        # Any occurrence of the parent's may be the one that waits.
+        for name, due_ns in timer.due_ns.items():
+            anew = digest(b"fork", child_id.encode(), name)
+            kept.due_ns[anew] = due_ns
+            kept.open.append(anew)
+        self.set_timer(kept, i)
+
+
+def open_at(steps: list[Plain], wants: list[list[Want]], entries: int) -> tuple[list[Want], list[bytes]]:
+    """The effects and timers that a world had wanted and not got after so many of its entries."""
+    effects: dict[bytes, Want] = {}
+    timers: dict[str, Want] = {}
+    known: set[bytes] = set()
+    for step, wanted in zip(steps[:entries], wants[:entries], strict=True):
+        _got(step["ingress"], effects, timers)
+        for want in wanted:
+            slot = check_app.slot_of(want)
+            if want.kind == "timer.set" and slot is not None:
+                timers[slot] = want
+            elif want.kind == "timer.cancel" and slot is not None:
+                timers.pop(slot, None)
+            elif want.kind in check_app.EFFECTS and want.hash not in known:
+                # A key that was used before is no new wish, whatever became of the first.
+                known.add(want.hash)
+                effects[want.hash] = want
+    return list(effects.values()), [want.hash for want in timers.values()]
+
+
+def _got(ingress: Plain, effects: dict[bytes, Want], timers: dict[str, Want]) -> None:
+    name = ingress["intent_hash"]
+    if ingress["kind"] == "receipt":
+        if check_app.receipt_of(ingress)["code"] != "key_conflict":
+            effects.pop(name, None)
+    elif ingress["kind"] == "timer":
+        for slot, want in list(timers.items()):
+            if want.hash == name and not check_app.timer_of(want.params)["cron"]:
+                del timers[slot]

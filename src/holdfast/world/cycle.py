@@ -1,0 +1,100 @@
+"""One cycle of a world, as it is committed: entries, cursor, intents, snapshot, all or nothing.
+
+`commit` runs where commits are applied, for many worlds of a worker in one call. Each cycle counts
+by itself: one that is fenced, or whose journal has gone on, leaves nothing behind and takes nobody
+along. The lease is judged there too, by the time of the commit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast import codec
+from holdfast.codec import Record
+from holdfast.durable import inbox, journal, queue, snapshot
+from holdfast.durable.bounds import check_limit
+from holdfast.durable.lease import Lease
+from holdfast.errors import HoldfastError, Invalid, to_wire
+from holdfast.messages import Intent
+from holdfast.store.api import Txn, operation
+from holdfast.store.txn import attempt
+from holdfast.world import catalog
+from holdfast.world.catalog import subject_of
+from holdfast.world.publish import publish
+from holdfast.world.redrive import Letter, failures
+
+
+class Failed(Record, frozen=True):
+    """An ingress whose reducer raised."""
+
+    seq: int
+    body: bytes
+    error: str
+
+
+class Cycle(Record, frozen=True):
+    """One world's work, ready to be committed under its lease."""
+
+    universe: str
+    world_id: str
+    lease: Lease
+    expected_head: int
+    to_seq: int
+    bodies: list[bytes]
+    intents: list[Intent]
+    failed: list[Failed]
+    snapshot: bytes | None
+    snapshots_kept: int
+    # Nothing was left in the inbox: if that is still so at the commit, the hint goes.
+    drained: bool
+
+    @property
+    def size(self) -> int:
+        """About how much there is to send."""
+        wanted = sum(len(intent.params) for intent in self.intents)
+        return sum(map(len, self.bodies)) + wanted + len(self.snapshot or b"")
+
+
+@operation
+def commit(txn: Txn, cycles: list[Cycle]) -> list[list[Any] | None]:
+    """Commit cycles, each all or nothing; None for each that is, else its error (`from_wire`)."""
+    check_limit(len(cycles), "cycles")
+    answers: list[list[Any] | None] = []
+    for cycle in cycles:
+        raised = attempt(txn, apply, cycle)
+        if raised is None:
+            answers.append(None)
+        elif isinstance(raised, HoldfastError):
+            answers.append(to_wire(raised))
+        else:
+            answers.append(to_wire(Invalid(what="cycle", world=cycle.world_id, why=repr(raised))))
+    return answers
+
+
+@operation
+def apply(txn: Txn, cycle: Cycle) -> None:
+    """The transaction of one cycle."""
+    txn.require_live(cycle.lease)
+    universe, world_id = cycle.universe, cycle.world_id
+    subject = subject_of(universe, world_id)
+    head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
+    if cycle.bodies:
+        inbox.advance(txn, subject, cycle.to_seq)
+    if cycle.intents:
+        publish.fn(txn, cycle.intents)
+    for failed in cycle.failed:
+        letter = codec.pack(Letter(world_id, failed.seq, failed.body))
+        queue.post_dead.fn(txn, failures(universe), letter, "reducer_failed", failed.error)
+    txn.notify(entries_topic(subject))
+    if cycle.snapshot is not None:
+        snapshot.save(txn, subject, head.height, cycle.snapshot)
+        snapshot.set_baseline(txn, subject, head.height)
+        journal.checkpoint(txn, subject, head.height)
+        snapshot.prune(txn, subject, cycle.snapshots_kept)
+    if cycle.drained:
+        catalog.settle.fn(txn, universe, world_id, cycle.lease.worker)
+
+
+def entries_topic(subject: str) -> str:
+    """Notified when a world's journal goes on."""
+    return f"entries/{subject}"
