@@ -51,6 +51,10 @@ bench: setup  ## measure within BUDGET seconds (120)
 bench-peers: setup  ## measure worlds beside Restate and DBOS (downloads them into build/peers)
 	$(BIN)/python -m bench.peers
 
+.PHONY: bench-effects
+bench-effects: setup  ## measure effects and timers beside Restate and DBOS
+	$(BIN)/python -m bench.peers --suite effects --runs 3 --budget-s 1200
+
 # Unless BUDGET is given: both parts need longer than `make bench`.
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 

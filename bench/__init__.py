@@ -11,6 +11,6 @@ fail a run: a busy machine is not a bug.
     raw         the loop that everything is compared with
     record      a metric's outcome: measures with their spread, targets
     workers     processes that wait for a go line and report by JSON (`load` is what they run)
-    commits, queues, waiting, memory    the metrics
+    commits, queues, waiting, ledger, effects, timers, memory    the metrics
     table, history, report              what comes out
 """

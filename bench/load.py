@@ -92,7 +92,7 @@ def tasks(path: str, number: int, callers: int) -> Role:
     async def caller_task(caller: int, until: float) -> list[float]:
         pick = random.Random(caller).randrange
         took = []
-        while (began := time.perf_counter()) < until:
+        while (began := time.perf_counter()) < until or not took:
             await store.submit(op, caller, pick(ROWS_PER_CALLER))
             took.append(time.perf_counter() - began)
         return took
@@ -114,7 +114,7 @@ def batches(path: str, number: int, size: int) -> Role:
     asked = yield {}
     while True:
         took, watch = [], Watch()
-        while (at := time.perf_counter()) < watch.began + asked["seconds"]:
+        while (at := time.perf_counter()) < watch.began + asked["seconds"] or not took:
             store.transact(ops, number, [pick(ROWS_PER_CALLER) for _ in range(size)])
             took.append(time.perf_counter() - at)
         asked = yield watch.rated(took, per_call=size)
@@ -156,7 +156,7 @@ def churn(path: str, number: int, callers: int, batch: int) -> Role:
 
         def turn(caller: int, until: float, name: str = name) -> list[float]:
             took = []
-            while (began := time.perf_counter()) < until:
+            while (began := time.perf_counter()) < until or not took:
                 store.transact(queue.put_many, name, [PAYLOAD] * batch)
                 claims = _claim(store, name, f"caller-{caller}", batch)
                 store.transact(queue.ack, [claim.token for claim in claims])
@@ -174,7 +174,7 @@ def appends(path: str, number: int, callers: int, batch: int) -> Role:
 
     def turn(caller: int, until: float) -> list[float]:
         took = []
-        while (began := time.perf_counter()) < until:
+        while (began := time.perf_counter()) < until or not took:
             head = store.transact(_append, f"subject-{caller}", bodies, heights[caller])
             heights[caller] = head.height
             took.append(time.perf_counter() - began)
@@ -255,7 +255,7 @@ def opener(path: str, number: int) -> Role:
 def _call_until(store: Store, caller: int, until: float) -> list[float]:
     pick = random.Random(caller).randrange
     took = []
-    while (began := time.perf_counter()) < until:
+    while (began := time.perf_counter()) < until or not took:
         store.transact(op, caller, pick(ROWS_PER_CALLER))
         took.append(time.perf_counter() - began)
     return took

@@ -7,6 +7,13 @@ import pytest
 
 from bench import __main__ as bench
 from bench import history, report, table
+from bench.peers import __main__ as peers
+from bench.peers import report as peers_report
+from bench.peers import table as peers_table
+from bench.peers.effect_turns import HoldfastEffects
+from bench.peers.effect_workload import EffectAmount
+from bench.peers.suite import Goal, Suite
+from bench.peers.suites import EFFECTS, SUITES
 from bench.place import Place, Sizes
 from bench.record import Record, Spread, Target, against_raw, gather
 
@@ -20,6 +27,19 @@ TINY = Sizes(
     journal_callers=2,
     ledger_rows=25_000,
     ledger_logged_rows=25_000,
+    chains_at_once=4,
+    steps=10,
+    effects_small=40,
+    effects_large=200,
+    flood=200,
+    singles=2,
+    timers=20,
+    timers_spread_s=0.1,
+    timers_lead_s=1.0,
+    pending_small=20,
+    pending_large=2_000,
+    due_batch=10,
+    due_batches=1,
 )
 
 
@@ -28,7 +48,14 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path, slice_s=0.05, raw_s=0.01, repeats=3, sizes=TINY)
 
 
-@pytest.mark.parametrize("name", bench.METRICS)
+# These start an application's processes, some of them several times.
+METRICS = [
+    pytest.param(name, marks=pytest.mark.slow) if name in EFFECTS.alone else name
+    for name in bench.METRICS
+]
+
+
+@pytest.mark.parametrize("name", METRICS)
 def test_every_metric_yields_a_record(place: Place, name: str) -> None:
     record = bench.METRICS[name](place)
     document = record.document()
@@ -104,3 +131,70 @@ def test_a_saved_run_names_no_machine() -> None:
 def test_the_committed_history_is_whole() -> None:
     for run in history.load():
         assert table.text(run["metrics"])
+
+
+# -- beside the peers ------------------------------------------------------------------------------
+
+SAMPLES = {
+    "holdfast": {"timer_p95": [2.0, 3.0, 2.0], "chains_64": [900.0, 1000.0, 1100.0]},
+    "restate": {"timer_p95": [4.0, 4.0, 4.0], "chains_64": [300.0, 250.0, 200.0]},
+    "dbos": {"timer_p95": [1.0, 9.0, 9.0]},
+}
+
+
+def test_a_ratio_to_the_best_peer_is_taken_run_by_run() -> None:
+    ratios = peers_table.document(EFFECTS, SAMPLES)["ratios"]
+    assert ratios["best"]["timer_p95"] == {"unit": "×", "median": 0.75, "min": 0.5, "max": 2.0}
+
+
+def test_a_goal_of_the_comparison_is_judged_by_the_median_ratio() -> None:
+    met = {record.name: record.met for record in peers_table.records(EFFECTS, SAMPLES)}
+    assert met == {"effects_chains_64": True, "effects_timer_p95": True}
+    slower = {**SAMPLES, "holdfast": {"timer_p95": [5.0, 5.0, 5.0], "chains_64": [500.0] * 3}}
+    met = {record.name: record.met for record in peers_table.records(EFFECTS, slower)}
+    assert met == {"effects_chains_64": False, "effects_timer_p95": False}
+
+
+def test_a_peer_that_is_not_there_leaves_its_goals_open() -> None:
+    alone = {"holdfast": SAMPLES["holdfast"]}
+    assert {record.met for record in peers_table.records(EFFECTS, alone)} == {None}
+
+
+def test_a_goal_says_against_whom_it_is() -> None:
+    assert str(Goal("a", "a", at_least=3)) == "≥ 3 ×"
+    assert str(Goal("a", "b", at_least=3)) == "≥ 3 × of its b"
+    assert str(Goal("a", "a", below=1, best=True)) == "< 1 × of the best peer"
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_a_suite_names_what_it_judges(suite: Suite) -> None:
+    for goal in suite.goals:
+        assert goal.ours in suite.what
+        assert goal.ours in suite.measures
+        assert goal.theirs in suite.measures
+    assert not set(suite.measures) & set(suite.extra)
+    judged = {measure for measures in suite.parts.values() for measure in measures}
+    assert judged <= set(suite.measures)
+
+
+@pytest.mark.parametrize("suite", SUITES.values(), ids=list(SUITES))
+def test_the_saved_comparisons_make_their_pages(suite: Suite) -> None:
+    for run in history.load(suite.history):
+        assert "| measure | unit |" in peers_report.page(suite, run)
+
+
+def test_a_name_of_another_suite_is_wrong_usage() -> None:
+    with pytest.raises(SystemExit) as ended:
+        peers.main(["--suite", "effects", "--only", "hot"])
+    assert ended.value.code == 2
+
+
+@pytest.mark.slow
+def test_our_turn_yields_every_measure_that_peers_are_compared_by(tmp_path: Path) -> None:
+    amount = EffectAmount(chain_s=0.05, steps=5, timers=20, spread_s=0.1, lead_s=2.0)
+    found: dict[str, float] = {}
+    with HoldfastEffects().turn(tmp_path) as turn:
+        for part in EFFECTS.parts:
+            found |= getattr(turn, part)(amount)
+    assert set(EFFECTS.measures) <= set(found) <= set(EFFECTS.units)
+    assert all(value > 0 for value in found.values())

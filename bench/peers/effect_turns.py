@@ -92,7 +92,7 @@ class HoldfastTurn:
     def timers(self, amount: EffectAmount) -> dict[str, float]:
         asked = {"count": amount.timers, "spread_s": amount.spread_s, "lead_s": amount.lead_s}
         late = self._ask("timers", worlds=amount.timers, **asked)["late"]
-        few = self._ask("timers", worlds=FEW_WORLDS, **asked)["late"]
+        few = self._ask("timers", worlds=min(FEW_WORLDS, amount.timers), **asked)["late"]
         return {**shares("timer", late), "few_worlds_p95": percentile(few, 0.95)}
 
     def rated(self, count: int, *, seconds: float, is_async: bool = False) -> dict[str, float]:

@@ -264,14 +264,17 @@ class Client:
         began = time.perf_counter()
         first = self._counts()
         asked = self._wanted()
-        while (passed := time.perf_counter() - began) < seconds:
-            missing = backlog - (asked - self._counts().done)
+        last = first
+        while (passed := time.perf_counter() - began) < seconds or last.done == first.done:
+            _in_time(began)
+            last = self._counts()
+            missing = backlog - (asked - last.done)
             if missing >= per_event:
                 sends = [(next(turn), Want(per_event)) for _ in range(missing // per_event)]
                 self._send(sends)
                 asked += per_event * len(sends)
             time.sleep(POLL_S)
-        last = self._counts()
+        last, passed = self._counts(), time.perf_counter() - began
         return {"rate": (last.done - first.done) / passed, "ended": last.done - first.done}
 
     def single(self, names: list[str]) -> dict[str, Any]:
@@ -389,7 +392,8 @@ def _in_time(began: float) -> None:
 
 def main() -> None:
     role, arguments = sys.argv[1], json.loads(sys.argv[2])
-    one = {"client": Client, "pool": Pool}[role](**arguments)
+    roles: dict[str, Any] = {"client": Client, "pool": Pool}
+    one = roles[role](**arguments)
     serve({name: getattr(one, name) for name in dir(one) if not name.startswith("_")})
     one.close()
 

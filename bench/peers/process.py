@@ -42,7 +42,8 @@ class Process:
     ) -> None:
         """What `talks` is read from; it `hears`, too, unless said otherwise."""
         hears = talks if hears is None else hears
-        self.name = Path(argv[1] if len(argv) > 1 else argv[0]).name
+        # The script or the module that runs, rather than its interpreter.
+        self.name = Path(next((part for part in argv[1:] if part != "-m"), argv[0])).name
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115
         self._process = subprocess.Popen(
             [str(part) for part in argv],

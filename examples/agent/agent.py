@@ -85,7 +85,7 @@ class Agent(hf.World):
         if receipt.tag != str(self.turn):
             return  # the answer to an older question: paid for, and overtaken by a hint
         if not receipt.ok:
-            self._stop(receipt.error)
+            self._stop(f"{receipt.code}: {receipt.error}")
             return
         reply = receipt.value
         if not reply.tool_calls:

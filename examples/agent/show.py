@@ -69,9 +69,7 @@ def fork(rt: hf.Runtime) -> None:
     hasty.wait_for(lambda agent: agent.status == "decided", timeout=WAIT_S)
     print(f"\nforked at height {last - 1}, before her last decision. Hint: {HINT}")
     for world in (ada, hasty):
-        own = hf.llm.account(
-            rt.store, universe=rt.universe, world=world.record().world_id, unit="money"
-        )
+        own = hf.llm.account(rt.store, universe=rt.universe, world=world, unit="money")
         state = world.state()
         print(f"  {world.name:15} {state.answer:36} ", end="")
         print(f"cost {state.spent:.6f}, paid by this world {own.spent / 1e6:.6f}")
@@ -79,7 +77,7 @@ def fork(rt: hf.Runtime) -> None:
 
 def run_dry(rt: hf.Runtime, outside: str) -> None:
     bob = rt.world(Agent, "bob")
-    hf.llm.set_limit(rt.store, universe=rt.universe, world=bob.create(), money=0.004)
+    hf.llm.set_limit(rt.store, universe=rt.universe, world=bob, money=0.004)
     bob.send(GoalGiven(GOAL, outside))
     stopped = bob.wait_for(lambda agent: agent.status == "stopped", timeout=WAIT_S)
     print(f"\nbob may spend 0.004. He stops at {stopped.spent:.6f}: {stopped.answer}")
@@ -132,4 +130,7 @@ def wait(reached: Callable[[], bool], what: str) -> None:
 
 
 if __name__ == "__main__":
-    show(sys.argv[1] if len(sys.argv) > 1 else "data")
+    where = sys.argv[1] if len(sys.argv) > 1 else "data"
+    if Path(where).exists():
+        sys.exit(f"{where} is there already, and ada has decided: remove it, or name another one")
+    show(where)

@@ -10,7 +10,7 @@ from holdfast.cli import demo, demo_agent
 from tests.cli.conftest import Run
 from tests.processes import Proc
 
-DEMO_S = 240
+DEMO_S = 300
 ACT_S = 100
 
 

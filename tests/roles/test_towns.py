@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from typing import Any
 
@@ -24,7 +25,8 @@ from holdfast.errors import (
 from holdfast.messages import FABRIC_SEND
 from holdfast.ops import pending
 from holdfast.roles.adapter import AdapterPool
-from holdfast.roles.fabric import BATCH, ROUTE_TRIES, Peers
+from holdfast.roles.crew import RunnerRole
+from holdfast.roles.fabric import BATCH, ROUTE_TRIES, Fabric, Peers
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
 from holdfast.world import catalog, outbox, publish
@@ -675,6 +677,135 @@ def test_mail_that_is_cancelled_in_the_hands_of_a_lane_is_answered_once(
     assert ada.state().told == ["error cancelled"]
 
 
+def test_mail_to_a_world_that_is_deleted_while_it_is_on_its_way_is_not_found(
+    north: Town, east: Town
+) -> None:
+    bob = east.office("bob")
+    door = Door(east.store)
+    door.close_door()
+    pool = north.pool(stores={"east": door})
+    ada = north.office("ada", Write(id=east.id(bob), text="hi", universe="east"))
+    north.work(pool, seconds=1)
+    bob.delete()
+    door.shut = None
+    exchange([north, east], pool, seconds=60)
+    north.think()
+    assert ada.state().told == ["error not_found"]
+
+
+def test_mail_to_a_world_that_is_forked_while_it_is_on_its_way_is_its_parents(
+    north: Town, east: Town
+) -> None:
+    bob = east.office("bob", Letter("before"))
+    door = Door(east.store)
+    door.close_door()
+    pool = north.pool(stores={"east": door})
+    north.office("ada", Write("bob", "hi", universe="east"))
+    north.work(pool, seconds=1)
+    child = bob.fork("child")
+    east.assign(child)
+    door.shut = None
+    exchange([north, east], pool, seconds=60)
+    assert (bob.state().read, child.state().read) == (["before", "hi"], ["before"])
+
+
+def test_a_world_that_mail_made_and_that_is_deleted_before_the_receipt_is_not_made_again(
+    north: Town, east: Town
+) -> None:
+    ada = north.office("ada", Write("new", "hi", universe="east"))
+    pool = north.pool(stores={"east": east.store})
+    north.backend.arm({4: CRASH_BEFORE})
+    with pytest.raises(Crash):
+        north.work(pool)
+    made = east.runtime.world(Office, "new")
+    made.delete()
+    north.work(north.pool("next", stores={"east": east.store}), seconds=20)
+    north.think()
+    assert ada.state().told == ["already_enqueued"]
+    assert east.store.read(catalog.find, "east", "Office", "new") is None
+
+
+def test_pools_that_work_side_by_side_bring_each_message_once(north: Town, east: Town) -> None:
+    bob = east.office("bob")
+    north.office("ada", *[Write("bob", str(n), universe="east") for n in range(500)])
+    door = Door(east.store)
+    pools = [north.pool(name, stores={"east": door}) for name in ("one", "two", "three")]
+    for _ in range(20):
+        for pool in pools:
+            for runner in pool.runners:
+                runner.tick()
+    east.think()
+    assert sorted(bob.state().read, key=int) == [str(n) for n in range(500)]
+    assert door.commits == 5
+
+
+def test_a_peer_that_leads_back_into_the_own_store_is_a_detour(north: Town, south: Town) -> None:
+    bob = south.office("bob")
+    ada = north.office("ada", Write("bob", "hi", universe="south"))
+    exchange([north, south], north.pool(stores={"south": north.store}))
+    assert bob.state().read == ["hi"]
+    north.think()
+    assert ada.state().told == ["ok"]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_goes_wrong_in_both_stores_each_message_is_there_once_and_told_once(
+    north: Town, east: Town, south: Town, seed: int
+) -> None:
+    chance = random.Random(seed)
+    offices = {None: north.office("bob"), "south": south.office("bob"), "east": east.office("bob")}
+    ada = north.office("ada", Letter())
+    places = list(offices)
+    sent: dict[str | None, list[str]] = {place: [] for place in places}
+    pools = [north.pool(f"pool-{n}", stores={"east": east.store}) for n in range(2)]
+    for n in range(12):
+        to = chance.choice(places)
+        sent[to].append(str(n))
+        ada.send(Write("bob", str(n), universe=to))
+        for town in (north, east):
+            town.backend.arm({chance.randint(1, 4): chance.choice(FAULTS)})
+        at = chance.randrange(len(pools))
+        died = False
+        try:
+            north.work(pools[at], seconds=chance.choice((0, 1)))
+        except Crash:
+            died = True
+        for town in (north, east):
+            town.backend.arm({})
+        if died:
+            pools[at] = north.pool(f"pool-{n + 2}", stores={"east": east.store})
+    north.expire(11)
+    for _ in range(3):
+        exchange([north, south, east], pools[0], seconds=20)
+    for to, office in offices.items():
+        assert sorted(office.state().read, key=int) == sent[to]
+    told = ada.state()
+    assert len(told.told) == 12
+    assert set(told.told) <= {"ok", "already_enqueued"}
+    assert {one["intent"] for one in told.receipts} == set(told.sent)
+    left = [north.counts(FABRIC_SEND), north.lane("east")]
+    assert all(counts.ready + counts.delayed + counts.claimed == 0 for counts in left)
+
+
+def test_mail_that_is_cancelled_before_a_lane_comes_to_it_is_not_delivered(
+    north: Town, east: Town
+) -> None:
+    """All four are claimed; two fit into one commit. The last is cancelled during the first one."""
+    bob = east.office("bob")
+    ada = north.office("ada", *[Write("bob", "x" * 3_000_000, universe="east") for _ in range(4)])
+
+    class Slow(Door):
+        def transact(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if self.tries == 0:
+                ada.send(Cancel())
+                north.think()
+            return super().transact(fn, *args, **kwargs)
+
+    north.work(north.pool(stores={"east": Slow(east.store)}), seconds=20)
+    assert east.depth(bob) == 3
+    assert sorted(ada.state().told) == ["error cancelled", "ok", "ok", "ok"]
+
+
 # -- stores that cannot be reached ---------------------------------------------------------------
 
 TROUBLES = {
@@ -731,6 +862,7 @@ def test_much_mail_to_a_store_that_is_gone_costs_a_look_now_and_then(
     assert door.tries < 20
     counts = north.lane("east")
     assert counts.ready + counts.delayed == 300
+    assert counts.ready >= 300 - BATCH - door.tries, "the others were not touched"
 
 
 def test_the_loop_of_a_lane_rests_while_its_store_is_gone(north: Town, east: Town) -> None:
@@ -850,6 +982,30 @@ def test_lanes_have_names_however_long_their_universes_are() -> None:
     names = {outbox.lane("n" * 100, "e" * size) for size in range(1, 101)}
     assert len(names) == 100
     assert max(map(len, names)) <= 200
+
+
+def test_a_lane_whose_store_was_replaced_goes_on_with_the_new_one(north: Town, east: Town) -> None:
+    bob = east.office("bob")
+    ada = north.office("ada", Write("bob", "hi", universe="east"))
+    replaced = Door(memory(north))
+    replaced.close_door(StoreReplaced(path="x"))
+    shelf = Shelf(url=replaced)
+    fabric = Fabric(
+        north.store,
+        universe="north",
+        worker="pool",
+        peers={"east": "url"},
+        open=shelf.open,
+        clock=north.clock,
+    )
+    role = north.booted(RunnerRole(fabric.runners))
+    north.work(role)
+    shelf.stores["url"] = east.store
+    north.work(role, seconds=5)
+    east.think()
+    assert shelf.opened == ["url", "url"]
+    assert bob.state().read == ["hi"]
+    assert ada.state().told == ["ok"]
 
 
 # -- in threads ----------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ from holdfast.clock import S
 from holdfast.sim.check_world import fold
 from holdfast.sim.checkers import CHECKERS, check_all
 from holdfast.sim.history import History
+from tests.sim.test_check_effects import WRONG as EFFECTS
 from tests.sim.test_check_worlds import WRONG
 from tests.sim.test_ledger_checkers import BAD as LEDGERS
 
@@ -447,7 +448,7 @@ def test_a_checker_fails_on_a_history_that_breaks_its_predicate(number: str, sto
 
 
 def test_every_checker_has_a_bad_history() -> None:
-    elsewhere = {number for number, _, _ in (*WRONG, *LEDGERS)}
+    elsewhere = {number for number, _, _ in (*WRONG, *EFFECTS, *LEDGERS)}
     assert BAD.keys() | elsewhere == CHECKERS.keys()
 
 

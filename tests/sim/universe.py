@@ -39,7 +39,31 @@ def lease(worker: str, epoch: int, *, until_s: float = 100, resource: str = SUBJ
 def event(type: str, **fields: Any) -> list[Any]:
     """The ingress of an event, field by field."""
     value = b"\x01" + pack(dict(sorted(fields.items())))
-    return ["event", type, value, b"h", None, None, None, None, {}]
+    return ["event", type, value, b"h", None, None, None, None, {}, None, None]
+
+
+def came(kind: str, type: str, value: bytes, hash: bytes, **cause: Any) -> list[Any]:
+    """The ingress of what belongs to an intent: a receipt, a timer, mail."""
+    world, height = cause.get("from_world"), cause.get("from_height")
+    return [kind, type, value, b"h", hash, None, world, height, {}, None, None]
+
+
+def receipt(want: check_app.Want, **told: Any) -> list[Any]:
+    """The ingress of a receipt, ok unless it is told otherwise."""
+    fields = {
+        "intent_hash": want.hash,
+        "effect_kind": want.kind,
+        "status": "ok",
+        "value": b"",
+        "code": "",
+        "error": "",
+        "attempts": 1,
+        "tag": "",
+        "cost": 0.0,
+        "redrive_of": None,
+        **told,
+    }
+    return came("receipt", want.kind, pack(list(fields.values())), want.hash)
 
 
 def paid(id: str, amount: int) -> list[Any]:
@@ -73,6 +97,8 @@ class Universe:
                     "by_worker": [],
                     "counts": {"active": 1},
                     "hints": [["", W]],
+                    "pending": {},
+                    "slots": [],
                 }
             },
         }
@@ -127,8 +153,42 @@ class Universe:
         """Journal these, as the model says; `wrong` are fields of the entries that are not so."""
         bodies = [self._entry(one, wrong) for one in ingress]
         head = wrong.get("expected_head", self.height - len(bodies))
-        args = {"cycle": {"expected_head": head, "bodies": bodies}, "lease": lease(worker, epoch)}
+        steps = [check_app.step_of(body) for body in bodies]
+        failed = [
+            {"seq": step["seq"], "body": pack(list(step["ingress"].values())), "error": "no"}
+            for step in steps
+            if step["outcome"] == "failed"
+        ]
+        cycle = {"expected_head": head, "bodies": bodies, "failed": failed, "intents": []}
+        args = {"cycle": cycle, "lease": lease(worker, epoch)}
         return self.did(at_s, "commit", args, actor=worker)
+
+    def arrived(self, *ingress: list[Any], key: str | None = None) -> Universe:
+        """Into the inbox, by somebody else's commit: a receipt, a timer, mail."""
+        box = self.rows["inboxes"][SUBJECT]
+        for one in ingress:
+            box["last_seq"] += 1
+            box["rows"][box["last_seq"]] = row(key, one)
+        return self
+
+    def waits(self, want: check_app.Want, queue: str, seq: int = 1) -> Universe:
+        """An intent waits in a queue, and it is known that it does."""
+        self.rows["queues"][queue] = queue_of((seq, intent(want)))
+        catalog = self.rows["worlds"]["u"]
+        if "/effects/" in queue:
+            catalog["pending"][want.hash.hex()] = {"world_id": W, "dead": False}
+        else:
+            slot = check_app.slot_of(want)
+            catalog["slots"].append({"world_id": W, "slot": slot, "intent_hash": want.hash})
+        return self
+
+    def ended(self, queue: str) -> Universe:
+        """What waited in a queue waits no more."""
+        catalog = self.rows["worlds"]["u"]
+        self.rows["queues"][queue] = queue_of()
+        catalog["pending"].clear()
+        catalog["slots"].clear()
+        return self
 
     def audit(self, *path: Any, to: Any = ..., at_s: float = 50) -> Universe:
         """The rows as they are, or with what a path leads to changed, or gone."""
@@ -217,7 +277,16 @@ def queue_of(*items: tuple[int, bytes]) -> Plain:
     """The rows of a queue that holds these, all ready."""
     return {
         "items": {
-            seq: {"payload": body, "blob": b"", "expires_ns": 0, "not_before_ns": 0}
+            seq: {
+                "payload": body,
+                "blob": b"",
+                "expires_ns": 0,
+                "not_before_ns": 0,
+                "claims": 0,
+                "failures": 0,
+                "expiries": 0,
+                "owner": "",
+            }
             for seq, body in items
         },
         "ready": [[0, seq] for seq, _ in items],
@@ -226,8 +295,8 @@ def queue_of(*items: tuple[int, bytes]) -> Plain:
         "owners": [],
         "dead": {},
         "died": [],
-        "counts": {},
-        "last_seq": len(items),
+        "counts": {"ready": len(items), "delayed": 0, "claimed": 0, "dead": 0, "done": 0},
+        "last_seq": max((seq for seq, _ in items), default=0),
     }
 
 

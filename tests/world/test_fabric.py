@@ -178,6 +178,21 @@ def test_a_header_that_is_given_twice_is_invalid(cx: Context) -> None:
     assert cx.intents == []
 
 
+@pytest.mark.parametrize(
+    "options", [{"headers": ["lang"]}, {"headers": {"n": 1}}, {"universe": 7}, {"message_id": 7}]
+)
+def test_options_of_the_wrong_type_are_invalid(cx: Context, options: dict[str, Any]) -> None:
+    with pytest.raises(Invalid):
+        cx.send(bank.Audit, "main", bank.Seen(3), **options)
+    assert cx.intents == []
+
+
+@pytest.mark.parametrize("world", [7, None, bank.Audit()])
+def test_a_world_elsewhere_is_a_class_or_its_name(cx: Context, world: Any) -> None:
+    with pytest.raises(Invalid, match="neither a class nor its name"):
+        cx.send(world, "main", bank.Seen(3), universe="north")
+
+
 def test_a_payload_that_is_no_data_is_invalid(cx: Context) -> None:
     with pytest.raises(Invalid, match="payload"):
         cx.post(bank.Audit, "main", "orders", object())

@@ -80,7 +80,7 @@ def send(
     if len(text) > MAIL_BYTES_MAX:
         raise ValueTooLarge(what="mail", bytes=len(text), bytes_max=MAIL_BYTES_MAX)
     refused = smtp.hand_in(server, sender, everyone, text, mail.timeout_s)
-    return Sent(message["Message-ID"], refused)
+    return Sent(message_id(key, sender), refused)
 
 
 def compose(

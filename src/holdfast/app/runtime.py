@@ -11,7 +11,7 @@ from holdfast.app.handle import WorldHandle
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import Invalid
 from holdfast.messages import Ingress, event_ingress
-from holdfast.roles.adapter import AdapterPool
+from holdfast.roles.adapter import CLAIM_S_MAX, AdapterPool
 from holdfast.roles.fabric import check_peers
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Service
@@ -97,6 +97,7 @@ class Runtime:
         self.close()
 
     def _role(self, name: str, policy: WorkerPolicy | None, kinds: Sequence[str] | None) -> Service:
+        lease_ttl_s = (policy or WorkerPolicy()).lease_ttl_s
         if name == "adapter":
             return AdapterPool(
                 self.store,
@@ -105,12 +106,13 @@ class Runtime:
                 worker=self.worker,
                 kinds=kinds,
                 stores=self._peers,
+                # A dead process's effects go on when its worlds do.
+                claim_s=min(lease_ttl_s, CLAIM_S_MAX),
                 clock=self.clock,
             )
         if name == "timer":
             return TimerWorker(self.store, universe=self.universe, clock=self.clock)
         if name == "orchestrator":
-            lease_ttl_s = (policy or WorkerPolicy()).lease_ttl_s
             return Orchestrator(
                 self.store,
                 universe=self.universe,

@@ -11,7 +11,7 @@ The same seed is the same run. This module is only the door: the simulator is lo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Protocol, TypeVar
 
@@ -36,7 +36,8 @@ class Simulated(Protocol):
         """Let time pass: workers work, leases run out, timers fire."""
 
     def run_until_quiet(self) -> None:
-        """Until no message waits, and no timer is due, of any world that may go on."""
+        """Until no message waits, and no timer is due, of any world that may go on, and no effect
+        is to be done."""
 
     def crash(self) -> None:
         """Kill every worker where it stands. What was sent stays, and waits for `restart`."""
@@ -70,8 +71,27 @@ class Simulated(Protocol):
     ) -> None: ...
 
 
-def simulate(app: App, *, seed: int = 0, crashes: bool = True, workers: int = 2) -> Simulated:
-    """Run an app in simulated time. `crashes` lets processes fail at commits that the seed picks."""
+def simulate(
+    app: App,
+    *,
+    seed: int = 0,
+    crashes: bool = True,
+    workers: int = 2,
+    effects: Mapping[str, Callable[..., Any]] | None = None,
+    effect_faults: bool = True,
+) -> Simulated:
+    """Run an app in simulated time. `crashes` lets processes fail at commits that the seed picks.
+
+    Effects are really called, in this process; `effects` puts a stand-in in the place of some, by
+    kind. `effect_faults` lets processes die before and after calls, and makes some calls twice.
+    """
     from holdfast.sim.session import Session
 
-    return Session(app, seed=seed, crashes=crashes, workers=workers)
+    return Session(
+        app,
+        seed=seed,
+        crashes=crashes,
+        workers=workers,
+        effects=effects,
+        effect_faults=effect_faults,
+    )

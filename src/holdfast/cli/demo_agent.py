@@ -99,7 +99,7 @@ def _fork(rt: Runtime, ada: Handle, tell: Tell, claim: Claim) -> None:
 
 def _run_dry(rt: Runtime, url: str, tell: Tell, claim: Claim) -> None:
     bob = rt.world(Agent, "bob")
-    llm.set_limit(rt.store, universe=rt.universe, world=bob.create(), money=SMALL_BUDGET)
+    llm.set_limit(rt.store, universe=rt.universe, world=bob, money=SMALL_BUDGET)
     bob.send(GoalGiven(GOAL, url))
     state = _settled(bob)
     account = _account(rt, bob)
@@ -108,7 +108,7 @@ def _run_dry(rt: Runtime, url: str, tell: Tell, claim: Claim) -> None:
         "than is left: it is not asked, and he stops."
     )
     claim("an agent whose budget does not last is", state.status, "stopped")
-    claim("because it is", state.answer.partition(":")[0], "over_budget" in state.answer)
+    claim("because it is", state.answer.partition(":")[0], "over_budget")
     claim("and spent, of 4,000 millionths", account.spent, 0 < account.spent == _micros(state))
 
 
@@ -133,8 +133,7 @@ def _bill(asked: list[dict[str, Any]]) -> int:
 
 
 def _account(rt: Runtime, agent: Handle) -> llm.Account:
-    world_id = agent.record().world_id
-    return llm.account(rt.store, universe=rt.universe, world=world_id, unit="money")
+    return llm.account(rt.store, universe=rt.universe, world=agent, unit="money")
 
 
 def _questions(url: str) -> list[dict[str, Any]]:

@@ -65,7 +65,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         type=float,
         default=policy.lease_ttl_s,
-        help=f"a dead worker's worlds go on after this long ({policy.lease_ttl_s:g})",
+        help=f"a dead worker's worlds and effects go on after this long ({policy.lease_ttl_s:g})",
     )
     parser.add_argument(
         "--stuck-s",

@@ -16,6 +16,9 @@ never conflict and expiry is judged by the time of the commit. There is no reape
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
 from holdfast.config import QUEUE_PRIORITY_MAX, QUEUE_SWEEP_EXTRA
@@ -64,9 +67,9 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Row, Txn, operation, resolve
 
 __all__ = [
-    "ITEM", "TAKE", "Admission", "Budget", "Candidate", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "Tried", "Verdict", "ack",
+    "ITEM", "TAKE", "Admission", "Budget", "Candidate", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "Tried", "Verdict", "Wanted", "ack",
     "bury", "claim", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
-    "peek", "post_dead", "purge_dead", "put", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw", "withdrawn",
+    "peek", "post_dead", "purge_dead", "put", "put_all", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw", "withdrawn",
 ]  # fmt: skip
 
 
@@ -109,6 +112,25 @@ def put_many(
         raise Invalid(what="priority", why="out of bounds", found=priority, max=QUEUE_PRIORITY_MAX)
     bodies = [(*items.place(txn, payload), priority, None, group, will) for payload in payloads]
     return items.insert(txn, keys, bodies, not_before_ns)
+
+
+class Wanted(NamedTuple):
+    """An item to be put, as `put` takes it."""
+
+    payload: bytes
+    priority: int = 0
+    group: str = ""
+    will: str = ""
+
+
+def put_all(txn: Txn, queue: str, wanted: Sequence[Wanted]) -> list[int]:
+    """Add items of different priorities, groups and wills, in order; their seqs. For operations."""
+    bodies = []
+    for payload, priority, group, will in wanted:
+        if not -QUEUE_PRIORITY_MAX <= priority <= QUEUE_PRIORITY_MAX:
+            raise Invalid(what="priority", found=priority, max=QUEUE_PRIORITY_MAX)
+        bodies.append((*items.place(txn, payload), priority, None, group, will))
+    return items.insert(txn, keys_of(queue), bodies, 0)
 
 
 @operation

@@ -15,6 +15,7 @@ idempotency key: one receipt, and at least one call.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
@@ -88,6 +89,7 @@ class AdapterPool(RunnerRole):
         self._universe = universe
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = threading.Lock()
+        self._closed = False
         self._inline = inline
         self._claim_s = claim_s
         self._alone = Alone()
@@ -104,6 +106,7 @@ class AdapterPool(RunnerRole):
     def join(self, timeout_s: float | None = None) -> None:
         super().join(timeout_s)
         self._fabric.close()
+        self._closed = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -168,9 +171,16 @@ class AdapterPool(RunnerRole):
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 threading.Thread(
-                    target=self._loop.run_forever, name="holdfast-effects", daemon=True
+                    target=self._run_events, name="holdfast-effects", daemon=True
                 ).start()
             return self._loop
+
+    def _run_events(self) -> None:
+        """An effect that stops the loop, or breaks it, stops it for nobody else."""
+        assert self._loop is not None
+        while not self._closed:
+            with contextlib.suppress(BaseException):
+                self._loop.run_forever()
 
 
 class _Suspects:

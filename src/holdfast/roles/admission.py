@@ -16,11 +16,11 @@ from holdfast.codec import Record
 from holdfast.durable.queue import TAKE, Candidate, Verdict
 from holdfast.effects import budget
 from holdfast.effects.budget import MONEY, UNIVERSE, Charge
-from holdfast.errors import HoldfastError, NotFound
+from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.messages import Intent
 from holdfast.roles.doing import Billing
 from holdfast.store.api import Txn, operation, resolve
-from holdfast.world import catalog
+from holdfast.world import catalog, publish
 
 # How long an effect waits for reservations of others to be settled.
 LATER_NS = 1 * S
@@ -31,6 +31,11 @@ DROP = Verdict("drop")
 class Terms(Record, frozen=True):
     universe: str
     billing: Billing | None = None
+
+
+class Unpriced(HoldfastError):
+    code = "not_configured"
+    hint = "a budget in money needs the price of the model; it may be 0"
 
 
 @operation
@@ -52,9 +57,9 @@ def _gone(txn: Txn, universe: str, world_id: str) -> bool:
 
 
 def _dropped(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
-    if terms.billing is not None and one.expiries:
-        intent = codec.unpack_as(Intent, one.payload)
-        budget.close.fn(txn, terms.universe, intent.intent_hash.hex(), None)
+    intent = codec.unpack_as(Intent, one.payload)
+    publish.forget(txn, terms.universe, intent.intent_hash)
+    budget.close.fn(txn, terms.universe, intent.intent_hash.hex(), None)
     return DROP
 
 
@@ -62,15 +67,12 @@ def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     if terms.billing is None:
         return TAKE
     try:
-        intent = codec.unpack_as(Intent, one.payload)
-        most = resolve(terms.billing.operation).fn(txn, intent.params, terms.billing.args)
+        answer = _reserve(txn, terms.universe, terms.billing, codec.unpack_as(Intent, one.payload))
     except HoldfastError as error:
         return Verdict("refuse", code=error.code, error=str(error))
-    unpriced = _unpriced(txn, terms.universe, intent.world_id, most)
-    if unpriced:
-        return Verdict("refuse", code="not_configured", error=unpriced)
-    key = intent.intent_hash.hex()
-    answer = budget.reserve.fn(txn, terms.universe, intent.world_id, key, most)
+    except Exception as error:
+        # It is this one's fault, whatever it is: no other waits behind it for ever.
+        return Verdict("refuse", code=Invalid.code, error=repr(error))
     if answer.granted:
         return TAKE
     if answer.later:
@@ -78,14 +80,15 @@ def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     return Verdict("refuse", code="over_budget", error=_told(answer))
 
 
-def _unpriced(txn: Txn, universe: str, world_id: str, most: list[Charge]) -> str:
-    """Where money is limited, a call of unknown price is not made."""
-    if any(charge.unit == MONEY for charge in most):
-        return ""
-    for scope in (world_id, UNIVERSE):
-        if budget.account(txn, universe, scope, MONEY).limit is not None:
-            return "a budget in money needs the price of the model; it may be 0"
-    return ""
+def _reserve(txn: Txn, universe: str, billing: Billing, intent: Intent) -> budget.Answer:
+    most: list[Charge] = resolve(billing.operation).fn(txn, intent.params, billing.args)
+    if all(charge.unit != MONEY for charge in most):
+        # Where money is limited, a call of unknown price is not made.
+        for scope in (intent.world_id, UNIVERSE):
+            if budget.account(txn, universe, scope, MONEY).limit is not None:
+                raise Unpriced(kind=intent.effect_kind)
+    key = intent.intent_hash.hex()
+    return budget.reserve.fn(txn, universe, intent.world_id, key, most)
 
 
 def _told(answer: budget.Answer) -> str:

@@ -20,7 +20,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import Charge
 from holdfast.errors import HoldfastError
 from holdfast.messages import Intent, Receipt, Status
-from holdfast.roles.receipts import receive
+from holdfast.roles.receipts import book_late, receive
 from holdfast.runner import Work
 from holdfast.runner.faults import Refused
 from holdfast.store.api import Store
@@ -81,7 +81,7 @@ class Exited(HoldfastError):
     hint = "the effect tried to end its process or its own task"
 
 
-# What code raises to end more than itself.
+# What code raises in line to end more than itself: other than these, the thread's owner decides.
 _ENDING = (SystemExit, GeneratorExit, asyncio.CancelledError)
 # A claim outlives a call that is made in line by this much.
 INLINE_MARGIN_MS = 1_000
@@ -96,7 +96,7 @@ class Doing:
     ) -> None:
         self._inline = inline
         # Real interrupts reach the main thread: a call in line may be there, another never is.
-        self._ending = _ENDING if inline else (*_ENDING, KeyboardInterrupt)
+        self._ending: tuple[type[BaseException], ...] = _ENDING if inline else (BaseException,)
         self._store = store
         self._adapter = adapter
         self._wait_for = wait_for
@@ -136,6 +136,9 @@ class Doing:
         if self._inline and work.limit_ns > self._limit_ns:
             # Nobody extends the claim meanwhile, and it was made for the time of its kind.
             work.extend(work.limit_ns // MS + INLINE_MARGIN_MS)
+        if self._billed:
+            # If it is out of time, nobody knows the bill: then it is the most that it can be.
+            work.join_failing(budget.close, *_account(intent), None)
         return intent
 
     def _perform(self, work: Work, intent: Intent) -> Any:
@@ -145,6 +148,7 @@ class Doing:
     def _end(self, work: Work, intent: Intent, result: Any, raised: Exception | None) -> None:
         if work.dropped:
             self._late(work, intent, result, raised)
+            return
         if raised is not None:
             if self._billed:
                 nothing = self._adapter.unbilled(raised)
@@ -174,13 +178,14 @@ class Doing:
         work.join(receive, intent, receipt)
 
     def _late(self, work: Work, intent: Intent, result: Any, raised: Exception | None) -> None:
-        """Nobody waits for this call any more: only its bill counts, as far as it is known."""
-        if not self._billed:
-            return
-        if raised is not None and self._adapter.unbilled(raised):
+        """Nobody waits for this call any more: only its bill counts, as far as it is known. What was
+        out of time has been booked at its most."""
+        if not self._billed or not work.lost:
             return
         charges = None if result is None else self._adapter.bill(intent, result)
-        self._store.submit(budget.book_late, *_account(intent), intent.world_id, charges)
+        if raised is not None and self._adapter.unbilled(raised):
+            charges = []
+        self._store.submit(book_late, intent, charges)
 
 
 def _account(intent: Intent) -> tuple[str, str]:
@@ -188,8 +193,8 @@ def _account(intent: Intent) -> tuple[str, str]:
 
 
 def _exited(error: BaseException) -> Exited:
-    told = error.code if isinstance(error, SystemExit) else type(error).__name__
-    return Exited(status=str(told))
+    told = error.code if isinstance(error, SystemExit) else None
+    return Exited(raised=type(error).__name__, status=told if isinstance(told, int) else 1)
 
 
 _decode = codec.decoder(Intent).decode

@@ -15,6 +15,7 @@ from holdfast import codec
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
 from holdfast.effects import budget
+from holdfast.effects.budget import Charge
 from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.messages import Intent, Receipt, Status, receipt_ingress
 from holdfast.store.api import Txn, operation
@@ -52,6 +53,17 @@ def bereave(txn: Txn, letter: Dead) -> None:
     budget.close.fn(txn, intent.universe_id, intent.intent_hash.hex(), None)
     if publish.end(txn, intent.universe_id, intent.intent_hash, dead=True) is not None:
         _deliver(txn, intent, told)
+
+
+@operation
+def book_late(txn: Txn, intent: Intent, charges: list[Charge] | None) -> None:
+    """Book a call whose claim was lost. If nobody will do the effect again (it was cancelled), its
+    reservation is closed with it; else that is another call's, and this one is booked beside it."""
+    universe, key = intent.universe_id, intent.intent_hash.hex()
+    waits = publish.pending(txn, universe, intent.intent_hash)
+    if waits is None and budget.close.fn(txn, universe, key, charges):
+        return
+    budget.book_late.fn(txn, universe, key, intent.world_id, charges)
 
 
 @operation

@@ -44,6 +44,10 @@ from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from holdfast.world.kernel import World
 from holdfast.world.program import Program
 
+# How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
+UPKEEP_S = 0.1
+RELEASED_BUSY = 32
+RELEASED_IDLE = 256
 # What a world cannot get over by being tried again.
 _BLOCKING = (ReplayDiverged, Invalid, StoreCorrupt, NotFound)
 
@@ -106,6 +110,7 @@ class WorldWorker(Role):
         self._later: dict[str, int] = {}
         # Where the next tick goes on among the hints; empty: at the first.
         self._turn = b""
+        self._upkeep_at_ns = 0
         self._beat_at_ns = 0
         self._beat_epoch = -1
 
@@ -133,10 +138,7 @@ class WorldWorker(Role):
         wanted = self._runnable()
         self._acquire([world_id for world_id in wanted if world_id not in self._hosted])
         worked = self._work(wanted)
-        self._renew()
-        self._release_idle()
-        self._compact()
-        return worked or bool(self._turn)
+        return self._upkeep(worked) or worked or bool(self._turn)
 
     def next_s(self) -> float:
         now_ns = self.store.now_ns()
@@ -344,6 +346,16 @@ class WorldWorker(Role):
             return error
         return None
 
+    def _upkeep(self, worked: bool) -> bool:
+        """What is due for all hosted worlds, now and then; whether there is more of it."""
+        now_ns = self.store.now_ns()
+        if worked and now_ns < self._upkeep_at_ns:
+            return False
+        self._upkeep_at_ns = now_ns + int(min(UPKEEP_S, self.policy.lease_ttl_s / 20) * S)
+        self._renew()
+        self._compact()
+        return self._release_idle(RELEASED_BUSY if worked else RELEASED_IDLE)
+
     def _renew(self) -> None:
         now_ns = self.store.now_ns()
         ttl_ns = int(self.policy.lease_ttl_s * S)
@@ -359,9 +371,12 @@ class WorldWorker(Role):
                     hosted.host.lease = answer
                     hosted.renew_at_ns = self._renew_at(answer)
 
-    def _release_idle(self) -> None:
+    def _release_idle(self, limit: int) -> bool:
+        """Some at a time: others wait for this worker meanwhile."""
         idle_ns = self.store.now_ns() - int(self.policy.idle_s * S)
-        self._release([w for w, hosted in self._hosted.items() if hosted.active_ns < idle_ns])
+        idle = [w for w, hosted in self._hosted.items() if hosted.active_ns < idle_ns]
+        self._release(idle[:limit])
+        return len(idle) > limit
 
     def _compact(self) -> None:
         """Pack old entries of a few worlds, a segment each: upkeep that may stop anywhere."""

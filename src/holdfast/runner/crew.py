@@ -35,8 +35,8 @@ SHARE_NS = 1 * MS
 NUDGE_NS = 5 * MS
 # Quick outcomes are handed over this many at a time.
 HANDFUL = 64
-# Hands written off, as a multiple of the crew. Then no more are replaced.
-WRITTEN_OFF_MAX = 4
+# Hands written off that are replaced: of more, each keeps its place until it comes back.
+WRITTEN_OFF_MAX = 100
 # How fast the pace follows: the share of the latest handler in it.
 _FOLLOW = 0.05
 
@@ -86,11 +86,16 @@ class Crew:
     @property
     def room(self) -> int:
         """How many more may be given now."""
-        return self._size - self._written_off_beyond() + self._ahead() - len(self._held)
+        hands = self._hands_left()
+        return hands + self._ahead() - len(self._held) if hands else 0
 
     @property
     def busy(self) -> bool:
         return bool(self._held)
+
+    @property
+    def count(self) -> int:
+        return len(self._held)
 
     @property
     def held(self) -> list[Work]:
@@ -99,7 +104,7 @@ class Crew:
     @property
     def standing(self) -> bool:
         """Whether work waits although a hand could be woken for it."""
-        return bool(self._line) and self._awake < self._size
+        return bool(self._line) and self._awake < self._hands_left()
 
     def has(self, claim: Claim) -> bool:
         return claim.token in self._held
@@ -132,6 +137,15 @@ class Crew:
         for work in works:
             del self._held[work.claim.token]
         return works
+
+    def overdue(self, waited_ns: int) -> list[Work]:
+        """Take back what no hand has begun, if the first in line has waited so long."""
+        with self._lock:
+            if not self._line or self._clock.mono_ns() - self._line[0].taken_ns < waited_ns:
+                return []
+            # So much for the pace: no more is taken ahead until it is quick again.
+            self._pace_ns = max(self._pace_ns, float(waited_ns))
+        return self.waiting()
 
     def drop(self, work: Work) -> None:
         """Give up on it, begun or not. Its outcome, if there ever is one, is ignored."""
@@ -191,7 +205,9 @@ class Crew:
                 was_ns = self._pace_ns or end.latency_ns
                 self._pace_ns = was_ns + _FOLLOW * (end.latency_ns - was_ns)
         self._finished.append((work, end))
-        if not self._line or len(self._finished) >= HANDFUL or self._pace_ns > SHARE_NS:
+        # Without `ahead` nobody looks in between.
+        quick = self._ahead_max and self._line and self._pace_ns <= SHARE_NS
+        if not quick or len(self._finished) >= HANDFUL:
             self._done()
         return True
 
@@ -202,7 +218,7 @@ class Crew:
             wanted = max(int(line * self._pace_ns / SHARE_NS), 1, self._awake + more)
         else:
             wanted = self._awake + line
-        wake = max(0, min(wanted, self._size) - self._awake)
+        wake = max(0, min(wanted, self._hands_left()) - self._awake)
         wake = min(wake, line)
         self._awake += wake
         return wake
@@ -212,9 +228,10 @@ class Crew:
             return 0
         return min(self._ahead_max, int(self._size * AHEAD_NS / self._pace_ns))
 
-    def _written_off_beyond(self) -> int:
-        """Places that are lost because too many hands never came back."""
-        return max(0, self._written_off - WRITTEN_OFF_MAX * self._size)
+    def _hands_left(self) -> int:
+        """How many hands there may be. If too many never came back, their places are lost."""
+        beyond = max(0, self._written_off - WRITTEN_OFF_MAX * self._size)
+        return max(0, self._size - beyond)
 
     def _call(self, more: int = 0) -> None:
         raise NotImplementedError

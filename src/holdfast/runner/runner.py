@@ -27,14 +27,14 @@ from typing import Protocol
 from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Claim
-from holdfast.errors import Invalid, Timeout
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Timeout
 from holdfast.runner import boot, claims
 from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.boot import LIFE, Event, NotRunning, State
 from holdfast.runner.claimer import Claimer
 from holdfast.runner.counters import Counters
 from holdfast.runner.crew import NUDGE_NS, Crew, Tasks, Threads
-from holdfast.runner.faults import Fault
+from holdfast.runner.faults import Fault, transient
 from holdfast.runner.gate import Gate
 from holdfast.runner.hooks import Hooks, LogSink, ReplayHook
 from holdfast.runner.loop import Loop
@@ -113,8 +113,6 @@ class Runner:
         self._event_loop = loop
         self._alone = alone
         self._admission = admission
-        if alone is not None:
-            alone.enter(self)
         self._suspects: deque[Work] = deque()
         self._attend_at_ns = 0
         self._extend_at_ns = 0
@@ -123,6 +121,8 @@ class Runner:
         self._fatal: Exception | None = None
         self._sleep = sleep
         self._begin()
+        if alone is not None:
+            alone.enter(self)
 
     # -- life ----------------------------------------------------------------------------------
 
@@ -192,6 +192,9 @@ class Runner:
                 if self._crew is not None:
                     self._crew.close()
                     self._crew = None
+                self._suspects.clear()
+        if self._alone is not None:
+            self._alone.leave(self)
 
     def __enter__(self) -> Runner:
         self.start()
@@ -224,13 +227,14 @@ class Runner:
 
     @property
     def under_way(self) -> int:
-        """How many items are with the crew."""
-        return 0 if self._crew is None else len(self._crew.held)
+        """How many items are with the crew. Others may ask, from their threads."""
+        crew = self._crew
+        return 0 if crew is None else crew.count
 
     @property
     def room(self) -> int:
         """How many more items may be handled at once."""
-        if self._suspects or (self._alone is not None and self._alone.bars(self)):
+        if self._suspects or (self._alone is not None and self._alone.wanted):
             return 0
         if self._crew is not None:
             return self._crew.room
@@ -292,40 +296,46 @@ class Runner:
     def _attend(self, policy: Policy, tick: Tick) -> None:
         """Look after what the crew has: end what is out of time, or not wanted; extend the rest."""
         crew = self._crew
-        if crew is None or not policy.tend:
+        if crew is None:
             return
-        crew.nudge()
-        if self._suspects:
-            self._try_suspect(crew)
-        if self._state is not State.RUNNING and self.in_hand:
-            # What is not begun will not be.
-            unbegun = [*crew.waiting(), *self._suspects]
-            self._suspects.clear()
-            self._give_back(unbegun, tick)
-        if not crew.busy:
-            return
+        if policy.tend:
+            crew.nudge()
+            if self._state is not State.RUNNING:
+                # What is not begun will not be.
+                unbegun = [*crew.waiting(), *self._suspects]
+                self._suspects.clear()
+                self._give_back(unbegun, tick)
+            if crew.busy or self._suspects:
+                try:
+                    self._look_after(crew, policy, tick)
+                except HoldfastError as error:
+                    if not (transient(error) or isinstance(error, CommitUnknown)):
+                        raise
+                    tick.busy += 1
+        if self._alone is not None and not crew.busy and not self._suspects:
+            self._alone.leave(self)
+
+    def _look_after(self, crew: Crew, policy: Policy, tick: Tick) -> None:
         now_ns = self._clock.mono_ns()
+        if now_ns >= self._attend_at_ns:
+            self._attend_at_ns = now_ns + ATTEND_NS
+            for work in crew.held:
+                if work.began_ns and 0 < work.limit_ns <= now_ns - work.began_ns:
+                    crew.drop(work)
+                    late = Timeout(what="handler", waited_s=work.limit_ns / 1e9)
+                    self._ended(Outcome(work, late, now_ns - work.began_ns), policy, tick)
+            # What waited too long for a hand is another's to do.
+            self._give_back(crew.overdue(UNBEGUN_NS), tick)
         withdrawn = self._store.read(queues.withdrawn, self._queue)
         if withdrawn != self._withdrawn:
-            self._withdrawn = withdrawn
             self._drop_lost(crew, tick)
-        if now_ns < self._attend_at_ns:
-            return
-        self._attend_at_ns = now_ns + ATTEND_NS
-        for work in crew.held:
-            if work.began_ns and 0 < work.limit_ns <= now_ns - work.began_ns:
-                crew.drop(work)
-                late = Timeout(what="handler", waited_s=work.limit_ns / 1e9)
-                self._ended(Outcome(work, late, now_ns - work.began_ns), policy, tick)
+            self._withdrawn = withdrawn
         if now_ns >= self._extend_at_ns:
-            self._extend_at_ns = now_ns + policy.lease_ttl_ns // 3
             self._tend(crew, policy, tick)
+            self._extend_at_ns = now_ns + policy.lease_ttl_ns // 3
 
     def _tend(self, crew: Crew, policy: Policy, tick: Tick) -> None:
-        """Extend claims, all in one commit. What waited too long for a hand is another's to do."""
-        taken_ns = self._clock.mono_ns() - UNBEGUN_NS
-        if any(not work.began_ns and work.taken_ns < taken_ns for work in crew.held):
-            self._give_back(crew.waiting(), tick)
+        """Extend claims, all in one commit."""
         works = [work for work in crew.held if work.limit_ns or not work.began_ns]
         works += self._suspects
         if not works:
@@ -336,12 +346,8 @@ class Runner:
         for work, deadline_ns in zip(works, answers, strict=True):
             if deadline_ns is not None:
                 work.deadline_ns = max(work.deadline_ns, deadline_ns)
-            elif work in self._suspects:
-                self._suspects.remove(work)
-                self._lose(work, tick)
             else:
-                crew.drop(work)
-                self._lose(work, tick)
+                self._lose(crew, work, tick)
 
     def _drop_lost(self, crew: Crew, tick: Tick) -> None:
         """Some claim was taken from its holder: if it was ours, nobody waits for the answer."""
@@ -349,14 +355,14 @@ class Runner:
         tokens = [work.claim.token for work in works]
         for work, lost in zip(works, self._store.read(claims.lost, tokens), strict=True):
             if lost:
-                if work in self._suspects:
-                    self._suspects.remove(work)
-                else:
-                    crew.drop(work)
-                self._lose(work, tick)
+                self._lose(crew, work, tick)
 
-    def _lose(self, work: Work, tick: Tick) -> None:
-        work.lost = work.dropped = True
+    def _lose(self, crew: Crew, work: Work, tick: Tick) -> None:
+        # Before it is dropped: whoever sees that it is knows why.
+        work.lost = True
+        if work in self._suspects:
+            self._suspects.remove(work)
+        crew.drop(work)
         tick.lost += 1
         self.hooks.lost(work)
 
@@ -366,7 +372,13 @@ class Runner:
 
     def _try_suspect(self, crew: Crew) -> None:
         if self._alone is not None and self._alone.ask(self):
-            crew.give([self._suspects.popleft()])
+            self._give(crew, [self._suspects.popleft()])
+
+    def _give(self, crew: Crew, works: Sequence[Work]) -> None:
+        now_ns = self._clock.mono_ns()
+        for work in works:
+            work.taken_ns = now_ns
+        crew.give(works)
 
     def _handle(self, works: deque[Work], policy: Policy, tick: Tick) -> None:
         if not self._has_crew:
@@ -377,18 +389,16 @@ class Runner:
             if not works:
                 return
             crew = self._crew = self._hire(policy)
-        if self._alone is not None:
-            self._suspects += [work for work in works if work.claim.expiries >= SUSPECT]
-            works = deque(work for work in works if work.claim.expiries < SUSPECT)
-            if self._suspects:
-                self._try_suspect(crew)
-            elif not crew.busy:
-                self._alone.leave(self)
-        if works:
-            now_ns = self._clock.mono_ns()
-            for work in works:
-                work.taken_ns = now_ns
-            crew.give(works)
+        if self._alone is None:
+            if works:
+                self._give(crew, works)
+            return
+        self._suspects += [work for work in works if work.claim.expiries >= SUSPECT]
+        sound = [work for work in works if work.claim.expiries < SUSPECT]
+        if sound and not self._alone.begin(lambda: self._give(crew, sound)):
+            self._give_back(sound, tick)
+        if self._suspects:
+            self._try_suspect(crew)
 
     def _hire(self, policy: Policy) -> Crew:
         ahead_max = policy.max_batch if policy.tend else 0
@@ -472,6 +482,10 @@ class Runner:
         answers: list[int | None] = self._store.transact(queues.extend, [claim.token], ttl_ns)
         self._progress()
         return answers[0]
+
+    def wake(self) -> None:
+        """Look again: something else than the store has changed."""
+        self._loop.ring()
 
     def _progress(self) -> None:
         self.last_progress_ns = self._clock.mono_ns()

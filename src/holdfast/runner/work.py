@@ -74,8 +74,9 @@ class Work:
         self.joined.append((operation, operation.positional(args, {})))
 
     def join_failing(self, operation: Operation[Any, Any], *args: Any) -> None:
-        """Commit an operation if this attempt ends in a failure, together with that."""
-        self.joined_failing.append((operation, operation.positional(args, {})))
+        """Commit an operation if this attempt ends in a failure, together with that; the last one
+        that was said. The loop may end the attempt at any time, so it is said in one step."""
+        self.joined_failing = [(operation, operation.positional(args, {}))]
 
     def extend(self, ttl_ms: int | None = None) -> int:
         """Ask for more time from now on (the policy's lease by default); the new deadline."""

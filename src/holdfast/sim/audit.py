@@ -46,6 +46,7 @@ WORLD = _names(
 )
 BLOCKER = _names("code text height since_ns")
 LINEAGE = _names("parent_world_id parent_snapshot_hash forked_at_height")
+SLOT = _names("intent_hash seq")
 PENDING = _names("world_id effect_kind seq correlation_id tag dead")
 ASSIGNMENT = _names("desired_worker_id priority reason pinned")
 
@@ -156,7 +157,7 @@ def _new_inbox() -> Plain:
 def _new_universe() -> Plain:
     return {
         "names": {}, "records": {}, "assignments": {}, "by_worker": [], "counts": {}, "hints": [],
-        "pending": {},
+        "pending": {}, "slots": [],
     }  # fmt: skip
 
 
@@ -276,6 +277,9 @@ def _world_row(universe: Plain, path: tuple[Any, ...], value: bytes) -> None:
         universe["by_worker"].append([path[1], path[2]])
     elif kind == "c":
         universe["counts"][path[1]] = _int(value)
+    elif kind == "t":
+        named = {"world_id": path[1], "slot": path[2]}
+        universe["slots"].append({**named, **_fields(SLOT, value)})
     elif kind == "i":
         universe["pending"][path[1].hex()] = _fields(PENDING, value)
 

@@ -43,6 +43,7 @@ class Compared:
         self._refusals: set[Place] = set()
         self._deleted: set[str] = set()
         self._pending: set[bytes] = set()
+        self._slots: Counter[bytes] = Counter()
 
     def found(self) -> list[Violation]:
         universes = self.event.value.get("worlds", {})
@@ -52,6 +53,9 @@ class Compared:
                 if record["status"] == "deleted":
                     self._deleted.add(f"{universe}/{world_id}")
                     self._closed(f"{universe}/{world_id}", rows)
+            for row in found.get("slots", ()):
+                if f"{universe}/{row['world_id']}" not in self._deleted:
+                    self._slots[row["intent_hash"]] += 1
             for name, row in found.get("pending", {}).items():
                 if not row["dead"] and f"{universe}/{row['world_id']}" not in self._deleted:
                     self._pending.add(bytes.fromhex(name))
@@ -142,9 +146,7 @@ class Compared:
         places = self._queued[want.hash] + self._mail[want.hash]
         if places != 1:
             self._bad("F1", f"{subject}: mail is in {places} places")
-        elif receipts > 1 or (
-            receipts != self._mail[want.hash] and subject not in self._deleted
-        ):
+        elif receipts > 1 or (receipts != self._mail[want.hash] and subject not in self._deleted):
             self._bad("E1", f"{subject}: mail delivered, {receipts} receipts")
 
     def _timers(self) -> None:
@@ -159,9 +161,19 @@ class Compared:
                     self._bad("T1", f"{timer.subject}: a timer fired that was not due, or gone")
             if timer.subject in self._deleted:
                 continue
+            for name in timer.told(crowded=self.model.crowded):
+                if not fired[name]:
+                    self._bad("T1", f"{timer.subject}: an occurrence is over, and nobody told")
+            if sum(self._slots[name] for name in timer.due_ns) != queued:
+                self._bad("T1", f"{timer.subject}: slot {timer.slot} and what waits differ")
+            if timer.repeats and not all(name in timer.open for name in self._waits(timer)):
+                self._bad("T1", f"{timer.subject}: an occurrence waits that is over")
             over = timer.gone is not None or (not timer.repeats and any(fired.values()))
             if queued != (0 if over else 1):
                 self._bad("T1", f"{timer.subject}: a timer waits {queued} times, fired {fired}")
+
+    def _waits(self, timer: Timer) -> list[bytes]:
+        return [name for name in timer.due_ns if self._queued[name]]
 
     def _rightly(self, timer: Timer, name: bytes) -> bool:
         """Whether somebody fired it while it was in its slot, and due by the clock that counts."""
@@ -179,7 +191,10 @@ class Compared:
             if hash not in intents.timers or intents.timers[hash].subject != subject:
                 self._bad("J1", f"{subject}: a timer {hash.hex()[:8]} of no entry")
         for subject, hash in self._receipts:
-            if intents.wants.get(hash, ("",))[0] != subject and (subject, hash) not in intents.dropped:
+            if (
+                intents.wants.get(hash, ("",))[0] != subject
+                and (subject, hash) not in intents.dropped
+            ):
                 forked = subject in self.model.worlds and self.model.worlds[subject].forked
                 text = f"{subject}: a receipt of {hash.hex()[:8]}, which it did not want"
                 self._bad("K1" if forked else "J1", text)

@@ -8,7 +8,6 @@ from holdfast.sim.check_queue import BY_WALL
 from holdfast.sim.history import Event, History
 from holdfast.sim.violation import Violation
 
-
 SECOND_NS = 1_000_000_000
 
 

@@ -31,7 +31,7 @@ class _Replay:
         self.model = Model()
         self.found: list[Violation] = []
         self._stuck_max = config.get("stuck_max", 0)
-        self._crowded = config.get("crowded", False)
+        self.model.crowded = config.get("crowded", False)
 
     def step(self, event: Event) -> None:
         if event.op == "audit":
@@ -162,7 +162,7 @@ class _Replay:
 
     def _fired(self, event: Event) -> None:
         fire = Fire(event.i, event.at_ns, event.args["wall_ns"])
-        self.model.intents.fire(fire, crowded=self._crowded)
+        self.model.intents.fire(fire, crowded=self.model.crowded)
 
     def _taken(self, event: Event) -> None:
         """What a deleted world wanted is not begun any more."""

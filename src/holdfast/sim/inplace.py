@@ -16,8 +16,8 @@ import selectors
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from holdfast.app.declare import Effect
-from holdfast.clock import Clock
+from holdfast.app.declare import Call, Effect
+from holdfast.clock import Clock, S
 from holdfast.errors import Timeout
 
 # The real time that sockets get before simulated time leaps.
@@ -27,17 +27,23 @@ BLOCKED_S = 1.0
 
 
 def in_place(
-    effect: Effect[Any, Any], fn: Callable[..., Any], clock: Clock
+    effect: Effect[Any, Any],
+    fn: Callable[..., Any],
+    clock: Clock,
+    now_ns: Callable[[], int],
 ) -> Effect[Any, Any]:
     """The effect, done by this function in the thread that asks for it, one at a time."""
     made = copy.copy(effect)
     made.concurrency = 1
+    made.asynchronous = False
 
-    def call(*args: Any) -> Any:
-        result = fn(*args)
-        return run(result, clock, effect.timeout_s) if inspect.isawaitable(result) else result
+    def done(call: Call, *args: Any) -> Any:
+        result = fn(call, *args)
+        if not inspect.isawaitable(result):
+            return result
+        return run(result, clock, (call.deadline_ns - now_ns()) / S)
 
-    made.fn = call
+    made.fn = done
     return made
 
 
@@ -53,9 +59,7 @@ def run(result: Awaitable[Any], clock: Clock, timeout_s: float) -> Any:
     return value
 
 
-async def _within(
-    result: Awaitable[Any], timeout_s: float
-) -> tuple[Any, BaseException | None]:
+async def _within(result: Awaitable[Any], timeout_s: float) -> tuple[Any, BaseException | None]:
     try:
         return await asyncio.wait_for(_caught(result), timeout_s)
     except TimeoutError:

@@ -59,6 +59,14 @@ class Timer:
     open: list[bytes] = field(default_factory=list)
     # The event that replaced or cancelled it.
     gone: int | None = None
+    # A fork's: which of the parent's occurrences it goes on from, nobody tells.
+    inherited: bool = False
+
+    def told(self, *, crowded: bool) -> set[bytes]:
+        """Occurrences that must have been delivered by now, if a full inbox did not keep them."""
+        if not self.repeats or crowded or self.inherited:
+            return set()
+        return self.fires.keys() - self.skipped - set(self.open)
 
     @property
     def repeats(self) -> bool:
@@ -174,7 +182,13 @@ class Intents:
     # -- forks -----------------------------------------------------------------------------------
 
     def inherit(
-        self, child: str, child_id: str, effects: list[Want], timers: list[bytes], policy: str, i: int
+        self,
+        child: str,
+        child_id: str,
+        effects: list[Want],
+        timers: list[bytes],
+        policy: str,
+        i: int,
     ) -> None:
         """What a fork takes over of what its parent had open."""
         for want in effects:
@@ -191,8 +205,9 @@ class Intents:
 
     def _keep(self, child: str, child_id: str, timer: Timer, i: int) -> None:
         kept = Timer(
-            child, timer.slot, 0, timer.delay_ns, timer.wall_ns, timer.period_ns, timer.missed
-        )
+            child, timer.slot, 0, timer.delay_ns, timer.wall_ns, timer.period_ns, timer.missed,
+            inherited=True,
+        )  # fmt: skip
         # Any occurrence of the parent's may be the one that waits.
         for name, due_ns in timer.due_ns.items():
             anew = digest(b"fork", child_id.encode(), name)
@@ -201,7 +216,9 @@ class Intents:
         self.set_timer(kept, i)
 
 
-def open_at(steps: list[Plain], wants: list[list[Want]], entries: int) -> tuple[list[Want], list[bytes]]:
+def open_at(
+    steps: list[Plain], wants: list[list[Want]], entries: int
+) -> tuple[list[Want], list[bytes]]:
     """The effects and timers that a world had wanted and not got after so many of its entries."""
     effects: dict[bytes, Want] = {}
     timers: dict[str, Want] = {}

@@ -63,6 +63,8 @@ class Model:
 
     worlds: dict[str, World] = field(default_factory=dict)
     intents: Intents = field(default_factory=Intents)
+    # Whether inboxes are full at times.
+    crowded: bool = False
     # Deleted worlds: the last number that their inboxes gave.
     closed: dict[str, int] = field(default_factory=dict)
     # Calls to the world outside, by number.

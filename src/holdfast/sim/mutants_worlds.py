@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from holdfast.sim.edits import Edit
 
-_commit = "world.host:Host.commit"
+_commit = "world.cycle:apply"
 _prepare = "world.host:Host.prepare"
 _repeat = "world.kernel:repeat"
 _advance = "world.kernel:advance"
 _change = "world.catalog:change"
 _plant = "world.fork:plant"
-_tick = "roles.world_worker:WorldWorker._commit"
-_publish = "world.publish:dispatch"
+_tick = "roles.world_worker:WorldWorker._committed"
 _OUTCOME = (
-    "except (HeadMoved, Conflict, CommitUnknown, Busy):\n                hosted.host.forget()"
+    "elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):\n"
+    "            hosted.host.forget()"
 )
 _HELD_ON = Edit(_prepare, "self.loaded = False\n        size", "size")
 _NOT_FORGOTTEN = Edit(_tick, _OUTCOME, _OUTCOME.replace("hosted.host.forget()", "pass"))
@@ -24,7 +24,7 @@ _INBOX = '__import__("holdfast.durable.inbox", fromlist=["inbox"])'
 
 WORLDS: dict[str, tuple[Edit, ...]] = {
     # the cycle
-    "host: lease not checked": (Edit(_commit, "txn.require_live(self.lease)", "pass"),),
+    "host: lease not checked": (Edit(_commit, "txn.require_live(cycle.lease)", "pass"),),
     "host: cursor not moved": (Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),),
     "host: cursor moved by another transaction": (
         Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),
@@ -32,7 +32,7 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
             _tick,
             "hosted.host.settle(cycle)",
             f"self.store.transact({_INBOX}.advance, hosted.host._subject, cycle.to_seq)\n"
-            "                hosted.host.settle(cycle)",
+            "            hosted.host.settle(cycle)",
         ),
     ),
     "host: unknown outcome taken for done": (
@@ -44,21 +44,20 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit(_prepare, "safe = self._unspoil(store, safe, bodies)", "pass"),
     ),
     "host: failed event not kept": (
-        Edit(_commit, "for seq, body, error in cycle.failed:", "for seq, body, error in ():"),
+        Edit(_commit, "for failed in cycle.failed:", "for failed in ():"),
     ),
-    "host: intents not published": (Edit(_commit, "publish(txn, cycle.intents)", "pass"),),
+    "host: intents not published": (Edit(_commit, "publish.fn(txn, cycle.intents)", "pass"),),
     "host: snapshot of the state before": (
         Edit(
             _commit,
             "snapshot.save(txn, subject, head.height, cycle.snapshot)",
-            "snapshot.save(txn, subject, head.height, self.world.program.dump("
-            "self.world.program.initial()))",
+            "snapshot.save(txn, subject, head.height, b'\\x80')",
         ),
     ),
     "host: snapshot without a baseline kept": (
         Edit(
             _commit,
-            "snapshot.prune(txn, subject, self._policy.keep)",
+            "snapshot.prune(txn, subject, cycle.snapshots_kept)",
             "[txn.delete(key) for key, _ in txn.scan(snapshot._keys(subject).states,"
             " snapshot._keys(subject).states + b'\\xff')]",
         ),
@@ -100,21 +99,6 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit("world.ingress:deliver_to", "subject, key, body", "subject, None, body"),
     ),
     "ingress: no hint": (Edit("world.ingress:deliver_to", "if not put.already:", "if False:"),),
-    "publish: key not looked up": (
-        Edit(_publish, "dedupe.check(txn, kept, name, content) is not None", "False"),
-    ),
-    "publish: refusal not told": (
-        Edit(
-            _publish, "deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)", "pass"
-        ),
-    ),
-    "timer: slot holds two": (
-        Edit(
-            "world.timers:_empty",
-            "queue.withdraw.fn(txn, held.queue(universe), held.seq)",
-            "pass",
-        ),
-    ),
     "redrive: delivered and kept": (
         Edit("world.redrive:redeliver", "queue.ack.fn(txn, [claim.token])", "pass"),
         Edit("world.redrive:redeliver", "_key(claim)", "None"),

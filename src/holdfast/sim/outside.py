@@ -24,7 +24,9 @@ from holdfast.sim.world_app import EFFECT_TIMEOUT_S, pay, quote
 
 # Of so many calls, as many end well as are not named here.
 FATES = 24
-(FAILS, FAILS_TOO, REFUSES, ODD, HANGS, LATE, DIES_BEFORE, DIES_AFTER, EXITS, DAWDLES) = range(1, 11)
+(FAILS, FAILS_TOO, REFUSES, ODD, HANGS, LATE, DIES_BEFORE, DIES_AFTER, EXITS, DAWDLES) = range(
+    1, 11
+)
 
 
 class NotNow(Busy):
@@ -61,8 +63,8 @@ class Outside:
             return self._end(life, fate, Costed(number, 0.5) if number % 2 else number)
 
         return {
-            quote.kind: in_place(quote, quoting, life.clock),
-            pay.kind: in_place(pay, paying, life.clock),
+            quote.kind: in_place(quote, quoting, life.clock, life.store.now_ns),
+            pay.kind: in_place(pay, paying, life.clock, life.store.now_ns),
         }
 
     def _begin(self, life: Life, kind: str, call: Call, what: str, order: str) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from holdfast.clock import MS
 from holdfast.durable.lease import Lease
 from holdfast.durable.queue import topic
 from holdfast.errors import CommitUnknown, HoldfastError, StoreReplaced
-from holdfast.roles.adapter import Adapter, AdapterPool
+from holdfast.roles.adapter import CLAIM_S, Adapter, AdapterPool
 from holdfast.roles.crew import RunnerRole
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Role
@@ -133,10 +133,13 @@ class Performing(Actor):
         app: App,
         adapters: Callable[[Life], Mapping[str, Adapter]],
         changes: Mapping[str, Any] | None = None,
+        *,
+        claim_s: float = CLAIM_S,
     ) -> None:
         super().__init__(name)
         self.app = app
         self.adapters = adapters
+        self.claim_s = claim_s
         # What the runners' policies are to have instead of what the pool gives them.
         self.changes = dict(changes or {})
 
@@ -146,6 +149,7 @@ class Performing(Actor):
             universe=self.app.universe,
             adapters=self.adapters(life),
             worker=f"{self.name}.{life.incarnation}",
+            claim_s=self.claim_s,
             inline=True,
             clock=life.clock,
         )

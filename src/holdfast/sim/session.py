@@ -1,8 +1,9 @@
 """A simulation that a user drives: `hf.simulate(app, seed=…)`.
 
-Workers, orchestrators and a timer worker run the user's app under the seeded scheduler, and crash at
-commits that the seed picks. The user's calls are tasks of that scheduler, too: while one is under way
-everybody else goes on, in virtual time. Between calls nothing moves.
+Workers, orchestrators, adapter pools and a timer worker run the user's app under the seeded scheduler,
+and crash at commits that the seed picks, and around the calls of effects (`stand_ins`). The user's calls
+are tasks of that scheduler, too: while one is under way everybody else goes on, in virtual time. Between
+calls nothing moves.
 
 Clients do not fail: what a user sends is durable when the call returns. What may fail, at any commit,
 is whoever works it off.
@@ -10,7 +11,7 @@ is whoever works it off.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -19,17 +20,20 @@ from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
 from holdfast.clock import S
+from holdfast.messages import FABRIC_SEND
 from holdfast.roles.world_worker import WorkerPolicy
 from holdfast.sim import parity
 from holdfast.sim.actor import Actor, Life
 from holdfast.sim.audit import audit
 from holdfast.sim.faults import Fault
-from holdfast.sim.processes import Firing, Hosting, Leading
+from holdfast.sim.processes import Firing, Hosting, Leading, Performing
 from holdfast.sim.scheduler import Task, Threads
 from holdfast.sim.settings import LEASE_NS, Settings
 from holdfast.sim.simulation import Simulation
+from holdfast.sim.stand_ins import Stand, StandIns
 from holdfast.sim.store import FaultingStore
 from holdfast.sim.tape import Tape
+from holdfast.world import publish
 from holdfast.world.host import SnapshotPolicy
 
 W = TypeVar("W", bound=World)
@@ -52,6 +56,10 @@ POLICY = WorkerPolicy(
     snapshots=SnapshotPolicy(entries=8),
 )
 LEADER_TTL_S = 1.5
+# Here pools die all the time, and no effect is to blame.
+PATIENT = {"expiries_max": 1_000_000_000, "idle_sleep_max_ms": 5_000}
+# A claim outlives a call by this.
+CLAIM_S = 2.0
 # One call, or the way to rest, ends within so many steps; the second half of it without faults.
 STEPS_MAX = 100_000
 LOOK_EVERY = 40
@@ -69,17 +77,34 @@ class ProcessDied(AssertionError):
 
 
 class Session:
-    def __init__(self, app: App, *, seed: int, crashes: bool, workers: int) -> None:
+    def __init__(
+        self,
+        app: App,
+        *,
+        seed: int,
+        crashes: bool,
+        workers: int,
+        effects: Mapping[str, Stand] | None = None,
+        effect_faults: bool = True,
+    ) -> None:
         self.app = app
         self.seed = seed
+        stand_ins = StandIns(app, effects or {}, faults=crashes and effect_faults)
         self._threads = Threads()
         actors: list[Actor] = [
             *(Hosting(f"worker{n}", app, POLICY) for n in range(workers)),
             *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(2)),
+            *(
+                Performing(f"pool{n}", app, stand_ins.adapters, PATIENT, claim_s=CLAIM_S)
+                for n in range(2)
+            ),
             Firing("timers", app),
         ]
         settings = Settings(rates=CRASHES if crashes else {})
         self._run = _Driven(Tape(seed), settings, actors, self._threads)
+        self._run.served = frozenset(
+            publish.effects(app.universe, kind) for kind in (*app.effects, FABRIC_SEND)
+        )
         client = Life(self._run, Actor("client"), "1")
         self._store = client.store
         self._store.mortal = False
@@ -151,6 +176,8 @@ class _Driven(Simulation):
     ) -> None:
         super().__init__(tape, settings, actors, threads)
         self.down = True
+        # Queues of effects that somebody does.
+        self.served: frozenset[str] = frozenset()
         self.scheduler.on_exit = self._ended
         self.store.note("config", settings.promises())
 
@@ -217,7 +244,7 @@ class _Driven(Simulation):
         super()._ended(task)
 
     def _waiting(self) -> list[str]:
-        """Messages of worlds that may go on, and timers that are due."""
+        """Messages of worlds that may go on, timers that are due, effects that are to be done."""
         rows = audit(self.store.rows())
         now_ns = self.store.engine_now_ns()
         running = {
@@ -234,6 +261,12 @@ class _Driven(Simulation):
                 for seq in box["rows"]
             ),
             *(name for name, due_ns in self._timers(rows) if due_ns <= now_ns),
+            *(
+                f"{name}/{seq}"
+                for name, queue in rows["queues"].items()
+                if name in self.served
+                for seq in queue["items"]
+            ),
         ]
 
     def _idle_ns(self) -> int:

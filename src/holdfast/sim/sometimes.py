@@ -152,7 +152,10 @@ def _fired(fits: Callable[[Plain], bool] = lambda ingress: True) -> Sight:
 
 
 def _wanted(kind: str) -> Sight:
-    return _did("commit", lambda event: any(one["effect_kind"] == kind for one in event.args["cycle"]["intents"]))
+    return _did(
+        "commit",
+        lambda event: any(one["effect_kind"] == kind for one in event.args["cycle"]["intents"]),
+    )
 
 
 def _forked(name: str, value: str) -> Sight:
@@ -160,8 +163,11 @@ def _forked(name: str, value: str) -> Sight:
 
 
 def _queued(queue: str) -> Sight:
-    return lambda event: event.op == "audit" and any(
-        name.endswith(queue) and found["items"] for name, found in event.value["queues"].items()
+    return lambda event: (
+        event.op == "audit"
+        and any(
+            name.endswith(queue) and found["items"] for name, found in event.value["queues"].items()
+        )
     )
 
 

@@ -73,7 +73,7 @@ class AccountHosting(Hosting):
 
 
 # Claims so short, and budgets so small, that both run out many times in a run.
-CLAIM_MS = 2_000
+CLAIM_MS = 2_600
 IDLE_MS = 2_000
 
 
@@ -88,10 +88,7 @@ def worlds(settings: Settings) -> list[Actor]:
     return [
         *(AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)),
         *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(settings.orchestrators)),
-        *(
-            Performing(f"pool{n}", app, outside.adapters, changes)
-            for n in range(settings.pools)
-        ),
+        *(Performing(f"pool{n}", app, outside.adapters, changes) for n in range(settings.pools)),
         *(Firing(f"timer{n}", app) for n in range(settings.timer_workers)),
         *(Sender(f"sender{n}") for n in range(settings.senders)),
         Keeper("keeper"),

@@ -187,7 +187,8 @@ class ApplyTxn(Overlay):
         space = packed(space)
         seq = next_seq(self, space)
         self.put(space + tuples.pack_int(seq), value)
-        return Pending[int]().fill(seq)
+        slot: Pending[int] = Pending()
+        return slot.fill(seq)
 
     def add(self, key: AnyKey, n: int) -> None:
         key = packed(key)
@@ -197,7 +198,8 @@ class ApplyTxn(Overlay):
         check_guard(self, lease.guard, self.now_ns, self.generation)
 
     def call(self, operation: Operation[Any, T], *args: Any) -> Pending[T]:
-        return Pending[T]().fill(operation.fn(self, *args))
+        result: Pending[T] = Pending()
+        return result.fill(operation.fn(self, *args))
 
 
 def attempt(txn: Any, operation: Operation[Any, Any], *args: Any) -> Exception | None:
@@ -211,13 +213,9 @@ def attempt(txn: Any, operation: Operation[Any, Any], *args: Any) -> Exception |
         operation.fn(inner, *args)
     except Exception as error:
         return error
-    for key, value in inner.writes.items():
-        if value is None:
-            txn.delete(key)
-        else:
-            txn.put(key, value)
-    for topic in inner.topics:
-        txn.notify(topic)
+    # They were checked where they were written.
+    txn.writes.update(inner.writes)
+    txn.topics.update(inner.topics)
     return None
 
 

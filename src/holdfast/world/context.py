@@ -292,7 +292,9 @@ class Context:
     def _type_of(self, world: Any, universe: str | None) -> str:
         if universe is None or universe == self._frame.universe:
             return self._vocabulary.world_type(world)
-        return world if isinstance(world, str) else str(getattr(world, "__name__", world))
+        if not isinstance(world, str | type):
+            raise Invalid(what="world", found=repr(world)[:64], why="neither a class nor its name")
+        return world if isinstance(world, str) else world.__name__
 
     def _mail(
         self,
@@ -380,6 +382,8 @@ class Context:
 def _joined(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> dict[str, str]:
     if not headers:
         return dict(more)
+    if not isinstance(headers, Mapping):
+        raise Invalid(what="headers", why="not a mapping", found=type(headers).__name__)
     twice = sorted(headers.keys() & more.keys())
     if twice:
         raise Invalid(what="headers", why="given twice", found=twice)

@@ -14,8 +14,8 @@ from holdfast.codec import Record
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.durable.bounds import check_limit
 from holdfast.durable.lease import Lease
-from holdfast.errors import HoldfastError, Invalid, to_wire
-from holdfast.messages import Intent
+from holdfast.errors import HeadMoved, HoldfastError, Invalid, to_wire
+from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
 from holdfast.store.txn import attempt
 from holdfast.world import catalog
@@ -47,6 +47,8 @@ class Cycle(Record, frozen=True):
     snapshots_kept: int
     # Nothing was left in the inbox: if that is still so at the commit, the hint goes.
     drained: bool
+    # The store time when the reducers ran: delays count from there.
+    wanted_ns: int = 0
 
     @property
     def size(self) -> int:
@@ -59,29 +61,62 @@ class Cycle(Record, frozen=True):
 def commit(txn: Txn, cycles: list[Cycle]) -> list[list[Any] | None]:
     """Commit cycles, each all or nothing; None for each that is, else its error (`from_wire`)."""
     check_limit(len(cycles), "cycles")
-    answers: list[list[Any] | None] = []
-    for cycle in cycles:
-        raised = attempt(txn, apply, cycle)
-        if raised is None:
-            answers.append(None)
-        elif isinstance(raised, HoldfastError):
-            answers.append(to_wire(raised))
-        else:
-            answers.append(to_wire(Invalid(what="cycle", world=cycle.world_id, why=repr(raised))))
-    return answers
+    told: dict[int, Exception] = {}
+    sound: list[Cycle] = []
+    for index, cycle in enumerate(cycles):
+        try:
+            _check(txn, cycle)
+            sound.append(cycle)
+        except HoldfastError as error:
+            told[index] = error
+    # All at once, as a rule. If something cannot be done, each by itself, to find out whose it is.
+    if attempt(txn, apply_all, sound) is not None:
+        for index, cycle in enumerate(cycles):
+            if index not in told:
+                raised = attempt(txn, apply, cycle)
+                if raised is not None:
+                    told[index] = raised
+    return [_answer(cycle, told.get(index)) for index, cycle in enumerate(cycles)]
 
 
 @operation
 def apply(txn: Txn, cycle: Cycle) -> None:
     """The transaction of one cycle."""
+    _check(txn, cycle)
+    apply_all.fn(txn, [cycle])
+
+
+@operation
+def apply_all(txn: Txn, cycles: list[Cycle]) -> None:
+    """The transactions of cycles whose leases are good, as one."""
+    for cycle in cycles:
+        _advance(txn, cycle)
+    # What is delivered by it leaves a new hint where the last one was taken away.
+    intents: list[Intent] = []
+    for cycle in cycles:
+        if any(intent.effect_kind == TIMER_SET for intent in cycle.intents):
+            publish.fn(txn, cycle.intents, cycle.wanted_ns)
+        else:
+            intents += cycle.intents
+    if intents:
+        publish.fn(txn, intents)
+
+
+def _check(txn: Txn, cycle: Cycle) -> None:
+    """The lease and the head, judged before anything is written."""
     txn.require_live(cycle.lease)
+    subject = subject_of(cycle.universe, cycle.world_id)
+    found = journal.head(txn, subject).height
+    if found != cycle.expected_head:
+        raise HeadMoved(subject=subject, expected=cycle.expected_head, found=found)
+
+
+def _advance(txn: Txn, cycle: Cycle) -> None:
     universe, world_id = cycle.universe, cycle.world_id
     subject = subject_of(universe, world_id)
     head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
     if cycle.bodies:
         inbox.advance(txn, subject, cycle.to_seq)
-    if cycle.intents:
-        publish.fn(txn, cycle.intents)
     for failed in cycle.failed:
         letter = codec.pack(Letter(world_id, failed.seq, failed.body))
         queue.post_dead.fn(txn, failures(universe), letter, "reducer_failed", failed.error)
@@ -93,6 +128,14 @@ def apply(txn: Txn, cycle: Cycle) -> None:
         snapshot.prune(txn, subject, cycle.snapshots_kept)
     if cycle.drained:
         catalog.settle.fn(txn, universe, world_id, cycle.lease.worker)
+
+
+def _answer(cycle: Cycle, error: Exception | None) -> list[Any] | None:
+    if error is None:
+        return None
+    if not isinstance(error, HoldfastError):
+        error = Invalid(what="cycle", world=cycle.world_id, why=repr(error))
+    return to_wire(error)
 
 
 def entries_topic(subject: str) -> str:

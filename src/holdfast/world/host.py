@@ -125,6 +125,7 @@ class Host:
         height, seq = self.height, self.cursor
         stop_ns = self._clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
         wall_ns = self._clock.wall_ns()
+        wanted_ns = store.now_ns()
         safe = None
         for item in waiting:
             ingress = _ingress_of(item)
@@ -168,6 +169,7 @@ class Host:
             failed,
             self._freshen() if due else None,
             drained=len(bodies) == len(waiting) < limit,
+            wanted_ns=wanted_ns,
         )
 
     def commit(self, txn: Txn, cycle: Cycle) -> None:
@@ -216,6 +218,7 @@ class Host:
         state: bytes | None,
         *,
         drained: bool,
+        wanted_ns: int = 0,
     ) -> Cycle:
         return Cycle(
             self.world.universe,
@@ -229,6 +232,7 @@ class Host:
             state,
             self._policy.keep,
             drained,
+            wanted_ns,
         )
 
     def _due(self, height: int) -> bool:

@@ -22,11 +22,12 @@ from holdfast import codec
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import item as items
 from holdfast.durable import journal, queue, snapshot
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, KeyConflict
 from holdfast.messages import (
     RESERVED,
     TIMER_CANCEL,
     TIMER_SET,
+    Ingress,
     Intent,
     Kind,
     Receipt,
@@ -75,15 +76,19 @@ def open_after(txn: Txn, world: World, height: int) -> Open:
         raise Invalid(what="fork", why="the journal does not reach back", floor=head.floor)
     effects: dict[bytes, Intent] = {}
     timers: dict[str, Intent] = {}
+    # A key is dispatched once: wanted again, it is no new wish.
+    known: set[bytes] = set()
     while at < height:
         for found in journal.read(txn, subject, at + 1, height + 1, SCAN_PAGE):
             at = found.height
             step = entry.decode(found.body)
-            _got(step.ingress.kind, step.ingress.intent_hash, effects, timers)
+            _got(step.ingress, effects, timers)
             emitted: list[Intent] = []
             state = kernel.repeat(world, state, step, height=at, emitted=emitted)
             for intent in emitted:
-                _want(intent, effects, timers)
+                if intent.intent_hash not in known:
+                    _want(intent, effects, timers)
+                known.add(intent.intent_hash)
     return Open(list(effects.values()), list(timers.values()))
 
 
@@ -117,11 +122,12 @@ def bequeath(
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _got(
-    kind: Kind, named: bytes | None, effects: dict[bytes, Intent], timers: dict[str, Intent]
-) -> None:
+def _got(ingress: Ingress, effects: dict[bytes, Intent], timers: dict[str, Intent]) -> None:
+    kind, named = ingress.kind, ingress.intent_hash
     if named is None:
         return
+    if kind is Kind.RECEIPT and codec.unpack_as(Receipt, ingress.value).code == KeyConflict.code:
+        return  # it tells of another use of the key, not of the effect
     if kind is Kind.RECEIPT:
         effects.pop(named, None)
     elif kind is Kind.TIMER:

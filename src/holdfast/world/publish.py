@@ -64,19 +64,24 @@ class Pending(Record, frozen=True):
 
 
 @operation
-def publish(txn: Txn, intents: list[Intent]) -> None:
-    """Dispatch what one cycle of a world emitted. The caller checks the lease in this commit."""
+def publish(txn: Txn, intents: list[Intent], wanted_ns: int = 0) -> None:
+    """Dispatch what worlds emitted, at `wanted_ns`. The caller checks the leases in this commit."""
+    plain: list[Intent] = []
     for intent in intents:
         if intent.effect_kind == FABRIC_SEND:
             _send(txn, intent)
         elif intent.effect_kind == TIMER_SET:
-            timers.set_timer(txn, intent)
+            timers.set_timer(txn, intent, wanted_ns)
         elif intent.effect_kind == TIMER_CANCEL:
             timers.cancel_timer(txn, intent)
         elif intent.effect_kind == EFFECT_CANCEL:
+            # What it cancels may be among those that were wanted right before it.
+            _dispatch(txn, plain)
+            plain.clear()
             _cancel(txn, intent)
-        else:
-            dispatch(txn, intent)
+        elif intent.key is None or not _used(txn, intent):
+            plain.append(intent)
+    _dispatch(txn, plain)
 
 
 def pending(txn: Txn, universe: str, intent_hash: bytes) -> Pending | None:
@@ -152,13 +157,22 @@ def scope(universe: str) -> str:
 def dispatch(txn: Txn, intent: Intent) -> None:
     """Put an effect into the queue of its kind, unless its key was used before."""
     if intent.key is None or not _used(txn, intent):
-        _dispatch(txn, intent)
+        _dispatch(txn, [intent])
 
 
-def _dispatch(txn: Txn, intent: Intent) -> None:
-    seq = enqueue(txn, intent)
-    waits = Pending(intent.world_id, intent.effect_kind, seq, intent.correlation_id, intent.tag)
-    txn.put(_pending_key(intent.universe_id, intent.intent_hash), codec.pack(waits))
+def _dispatch(txn: Txn, intents: list[Intent]) -> None:
+    """Into the queues of their kinds, those of one kind together. Worlds take turns, and one whose
+    effect dies is told so in the same commit."""
+    queues: dict[str, list[Intent]] = {}
+    for intent in intents:
+        queues.setdefault(effects(intent.universe_id, intent.effect_kind), []).append(intent)
+    for name, some in queues.items():
+        wanted = [queue.Wanted(codec.pack(one), one.priority, one.world_id, WILL) for one in some]
+        for intent, seq in zip(some, queue.put_all(txn, name, wanted), strict=True):
+            waits = Pending(
+                intent.world_id, intent.effect_kind, seq, intent.correlation_id, intent.tag
+            )
+            txn.put(_pending_key(intent.universe_id, intent.intent_hash), codec.pack(waits))
 
 
 def _used(txn: Txn, intent: Intent) -> bool:
@@ -213,12 +227,12 @@ def _send(txn: Txn, intent: Intent) -> None:
         return
     mail = fabric.read(intent)
     if fabric.leaves(intent, mail):
-        _dispatch(txn, intent)
+        _dispatch(txn, [intent])
         return
     found = fabric.accept(txn, intent, mail)
     if found.status == fabric.FULL:
         # The sender's commit does not fail for a full neighbour.
-        _dispatch(txn, intent)
+        _dispatch(txn, [intent])
     else:
         tell(txn, intent, fabric.receipt_of(intent, mail, found))
 

@@ -23,7 +23,9 @@ could not help, ends with the receipt `over_budget`. A call that broke off is bo
 from __future__ import annotations
 
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from msgspec import UNSET, UnsetType
 
 from holdfast import codec
 from holdfast.adapters import llm
@@ -41,6 +43,9 @@ from holdfast.errors import Invalid
 from holdfast.messages import Intent
 from holdfast.roles.doing import Billing
 from holdfast.store.api import Store
+
+if TYPE_CHECKING:
+    from holdfast.app.handle import WorldHandle
 
 __all__ = [
     "Account", "Chat", "ChatOptions", "Endpoint", "Price", "Reply", "Usage", "account", "chat",
@@ -101,23 +106,31 @@ def set_limit(
     store: Store,
     *,
     universe: str,
-    world: str = UNIVERSE,
+    world: str | WorldHandle[Any] = UNIVERSE,
     each_world: bool = False,
-    money: float | None = None,
-    tokens: int | None = None,
+    money: float | UnsetType | None = UNSET,
+    tokens: int | UnsetType | None = UNSET,
 ) -> None:
-    """Limit a universe, one world (by id), or each world; None lifts that limit."""
+    """Limit a universe, one world (a handle, or an id), or each world.
+
+    None lifts a limit; one that is not named stays as it is.
+    """
     if each_world and world:
         raise Invalid(what="limit", why="of one world, or of each")
-    scope = EACH if each_world else world
-    micros = None if money is None else round(money * MICRO)
-    store.transact(budget.limit, universe, scope, MONEY, micros)
-    store.transact(budget.limit, universe, scope, TOKENS, tokens)
+    scope = EACH if each_world else world if isinstance(world, str) else world.create()
+    if money is not UNSET:
+        micros = None if money is None else round(money * MICRO)
+        store.transact(budget.limit, universe, scope, MONEY, micros)
+    if tokens is not UNSET:
+        store.transact(budget.limit, universe, scope, TOKENS, tokens)
 
 
-def account(store: Store, *, universe: str, unit: str, world: str = UNIVERSE) -> Account:
+def account(
+    store: Store, *, universe: str, unit: str, world: str | WorldHandle[Any] = UNIVERSE
+) -> Account:
     """How a budget stands: spent, reserved, limit; money in millionths."""
-    return store.read(budget.account, universe, world, unit)
+    scope = world if isinstance(world, str) else world.record().world_id
+    return store.read(budget.account, universe, scope, unit)
 
 
 chat = declare()

@@ -1,0 +1,227 @@
+"""Effects under `hf.simulate`: the user's functions are called, again where they must be, in no time."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.errors import Invalid
+
+SEEDS = range(12)
+
+
+class Outside:
+    """What the effects did, by idempotency key."""
+
+    def __init__(self) -> None:
+        self.calls: Counter[str] = Counter()
+        self.attempts: list[int] = []
+
+
+outside = Outside()
+
+
+@hf.effect("bank.charge", attempts=3)
+def charge(call: hf.Call, amount: int) -> int:
+    outside.calls[call.idempotency_key] += 1
+    outside.attempts.append(call.attempt)
+    return amount * 100
+
+
+@hf.effect("bank.rate", timeout_s=30)
+async def rate(call: hf.Call, currency: str) -> float:
+    outside.calls[call.idempotency_key] += 1
+    await asyncio.gather(asyncio.sleep(5), asyncio.sleep(9))
+    return 1.25
+
+
+@hf.effect("bank.never", attempts=2)
+def never(call: hf.Call) -> int:
+    outside.calls[call.idempotency_key] += 1
+    raise RuntimeError("the bank is closed")
+
+
+@hf.effect("bank.slow", attempts=2, timeout_s=3)
+async def slow(call: hf.Call) -> int:
+    outside.calls[call.idempotency_key] += 1
+    await asyncio.sleep(3600)
+    return 1
+
+
+class Bought(hf.Event):
+    amount: int
+
+
+class Asked(hf.Event):
+    pass
+
+
+class Tried(hf.Event):
+    pass
+
+
+class Waited(hf.Event):
+    pass
+
+
+class Shop(hf.World):
+    paid: int = 0
+    rate: float = 0.0
+    ends: list[str] = []  # noqa: RUF012
+
+    @hf.on(Bought)
+    def bought(self, event: Bought, cx: hf.Context) -> None:
+        cx.do(charge, event.amount)
+
+    @hf.on(charge)
+    def charged(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.paid += receipt.value
+        self.ends = [*self.ends, receipt.status]
+
+    @hf.on(Asked)
+    def asked(self, event: Asked, cx: hf.Context) -> None:
+        cx.do(rate, "EUR")
+
+    @hf.on(rate)
+    def rated(self, receipt: hf.Receipt[float], cx: hf.Context) -> None:
+        self.rate = receipt.value
+
+    @hf.on(Tried)
+    def tried(self, event: Tried, cx: hf.Context) -> None:
+        cx.do(never)
+
+    @hf.on(Waited)
+    def waited(self, event: Waited, cx: hf.Context) -> None:
+        cx.do(slow)
+
+    @hf.on(never, slow)
+    def ended(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
+        self.ends = [*self.ends, f"{receipt.status} {receipt.attempts}"]
+
+
+app = hf.App("shops", worlds=[Shop])
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> Iterator[None]:
+    outside.calls.clear()
+    outside.attempts.clear()
+    yield
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_each_effect_ends_once_whatever_crashes(seed: int) -> None:
+    with hf.simulate(app, seed=seed) as s:
+        shop = s.world(Shop, "corner")
+        for amount in (1, 2, 3):
+            shop.send(Bought(amount))
+        s.run_until_quiet()
+        assert shop.state() == Shop(paid=600, ends=["ok"] * 3)
+        s.assert_parity()
+    assert len(outside.calls) == 3
+
+
+def test_over_some_seeds_calls_are_repeated_with_their_key_and_never_without_faults() -> None:
+    def repeated(**options: Any) -> int:
+        times = 0
+        for seed in SEEDS:
+            outside.calls.clear()
+            with hf.simulate(app, seed=seed, **options) as s:
+                shop = s.world(Shop, "corner")
+                for amount in (1, 2, 3):
+                    shop.send(Bought(amount))
+                s.run_until_quiet()
+            assert len(outside.calls) == 3
+            times += sum(outside.calls.values()) - 3
+        return times
+
+    assert repeated() > 0
+    assert repeated(crashes=False) == 0
+
+
+def test_a_crash_around_a_call_uses_up_no_attempt_of_the_function() -> None:
+    for seed in SEEDS:
+        with hf.simulate(app, seed=seed) as s:
+            shop = s.world(Shop, "corner")
+            shop.send(Tried())
+            s.run_until_quiet()
+            [end] = shop.state().ends
+            assert end.startswith("error")
+    # Twice each, and more only where a call was made twice or its process died.
+    assert min(outside.calls.values()) == 2
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_coroutine_takes_simulated_time(seed: int) -> None:
+    with hf.simulate(app, seed=seed, effect_faults=False) as s:
+        shop = s.world(Shop, "corner")
+        before = s.now_s
+        shop.send(Asked())
+        s.run_until_quiet()
+        assert shop.state().rate == 1.25
+        assert s.now_s - before >= 9
+
+
+def test_a_coroutine_that_takes_too_long_ends_as_a_time_out() -> None:
+    with hf.simulate(app, seed=1, crashes=False) as s:
+        shop = s.world(Shop, "corner")
+        shop.send(Waited())
+        s.run_until_quiet()
+        assert shop.state().ends == ["timeout 2"]
+
+
+def test_a_stand_in_takes_the_place_of_an_effect() -> None:
+    async def instead(call: hf.Call, amount: int) -> int:
+        await asyncio.sleep(1)
+        return 7
+
+    with hf.simulate(app, seed=4, effects={"bank.charge": instead}) as s:
+        shop = s.world(Shop, "corner")
+        shop.send(Bought(1))
+        s.run_until_quiet()
+        assert shop.state().paid == 7
+    assert not outside.calls
+
+
+def test_a_stand_in_is_held_to_what_the_effect_returns() -> None:
+    with hf.simulate(app, seed=4, effects={"bank.charge": lambda call, amount: "seven"}) as s:
+        shop = s.world(Shop, "corner")
+        shop.send(Bought(1))
+        s.run_until_quiet()
+        [entry] = [one for one in shop.journal() if one.type == "bank.charge"]
+        assert entry.event.code == "bad_result"
+
+
+def test_a_stand_in_for_an_effect_that_is_not_there_is_refused() -> None:
+    with pytest.raises(Invalid):
+        hf.simulate(app, effects={"bank.robbery": lambda call: 1})
+
+
+def test_the_same_seed_makes_the_same_calls() -> None:
+    def calls(seed: int) -> tuple[str, int]:
+        outside.calls.clear()
+        with hf.simulate(app, seed=seed) as s:
+            shop = s.world(Shop, "corner")
+            for amount in (1, 2, 3):
+                shop.send(Bought(amount))
+            shop.send(Asked())
+            s.run_until_quiet()
+            return s.history_hash, sum(outside.calls.values())
+
+    assert calls(3) == calls(3)
+    assert calls(3)[0] != calls(4)[0]
+
+
+def test_effects_wait_while_all_is_down() -> None:
+    with hf.simulate(app, seed=6) as s:
+        shop = s.world(Shop, "corner")
+        s.crash()
+        shop.send(Bought(1))
+        s.advance(3600)
+        assert not outside.calls
+        s.restart()
+        s.run_until_quiet()
+        assert shop.state().paid == 100
