@@ -28,7 +28,8 @@ UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
 # In the terms 200; fewer where time is short.
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "20"))
 ADAPTERS = 4
-CLAIM_S = "1"
+# A dead adapter's calls are made again after this.
+LEASE_S = "1"
 
 Up = Callable[..., Proc]
 
@@ -57,9 +58,8 @@ def up(home: Path, tmp_path: Path, store: Store) -> Iterator[Up]:
     with contextlib.ExitStack() as running:
 
         def up(role: str, *options: str, ready: str | None = "ready") -> Proc:
-            env = {LOG: str(tmp_path / "calls"), "HOLDFAST_EFFECT_CLAIM_S": CLAIM_S}
-            argv = [*UP, "--store", str(home), "--role", role, *options]
-            proc = Proc.spawn(argv, ready=ready, env=env)
+            argv = [*UP, "--store", str(home), "--role", role, "--lease-s", LEASE_S, *options]
+            proc = Proc.spawn(argv, ready=ready, env={LOG: str(tmp_path / "calls")})
             return running.enter_context(proc)
 
         yield up

@@ -192,5 +192,6 @@ def test_many_are_sent_at_once() -> None:
 
 
 def test_the_example_in_the_docs_runs() -> None:
-    [example] = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
-    exec(compile(example, str(DOCS), "exec"), {"__name__": "example"})
+    examples = re.findall(r"```python\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.S)
+    assert len(examples) == 2
+    exec(compile("\n".join(examples), str(DOCS), "exec"), {"__name__": "example"})

@@ -42,6 +42,19 @@ def renamed(fields: dict[str, object]) -> dict[str, object]:
     return {"amount": fields["sum"]}
 
 hf.App("bank", worlds=[Account], upcasts=[renamed])
+
+@hf.effect("a")
+def plain(call: hf.Call, what: str) -> int: raise NotImplementedError
+@hf.effect("b", attempts=2)
+async def awaited(call: hf.Call, what: str) -> int: raise NotImplementedError
+@hf.effect("c")
+def costed(call: hf.Call, what: str) -> hf.Costed[int]: raise NotImplementedError
+@hf.effect("d")
+async def both(call: hf.Call, what: str) -> hf.Costed[int]: raise NotImplementedError
+reveal_type(plain)                                      #: what: str], int]"
+reveal_type(awaited)                                    #: what: str], int]"
+reveal_type(costed)                                     #: what: str], int]"
+reveal_type(both)                                       #: what: str], int]"
 """
 
 

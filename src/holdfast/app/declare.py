@@ -21,7 +21,7 @@ import inspect
 import math
 import typing
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
 
 import msgspec
 
@@ -250,6 +250,28 @@ class Wanted(msgspec.Struct, frozen=True):
     options: dict[str, Any]
 
 
+class Declare(typing.Protocol):
+    """What `@hf.effect(…)` does to a function. `async def`, or a cost with it, is the same effect."""
+
+    @typing.overload
+    def __call__(self, fn: Callable[P, Awaitable[Costed[T]]], /) -> Effect[P, T]: ...
+    @typing.overload
+    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Effect[P, T]: ...
+    @typing.overload
+    def __call__(self, fn: Callable[P, Costed[T]], /) -> Effect[P, T]: ...
+    @typing.overload
+    def __call__(self, fn: Callable[P, T], /) -> Effect[P, T]: ...
+
+
+class Declared(Protocol):
+    """What `@hf.effect(…)` makes of a function: the same of `def` and of `async def`."""
+
+    @overload
+    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Effect[P, T]: ...
+    @overload
+    def __call__(self, fn: Callable[P, T], /) -> Effect[P, T]: ...
+
+
 def effect(
     kind: str,
     *,
@@ -257,13 +279,13 @@ def effect(
     timeout_s: float = 60.0,
     rate_per_s: float | None = None,
     concurrency: int = 16,
-) -> Callable[[Callable[P, T] | Callable[P, Awaitable[T]]], Effect[P, T]]:
+) -> Declare:
     """Declare an effect: any code, `def` or `async def`, whose first argument is `call`."""
     check_text("effect kind", kind, EFFECT_KIND_BYTES_MAX)
     if "/" in kind:
         raise Invalid(what="effect kind", found=kind, why="it contains /")
 
-    def declare(fn: Callable[..., Any]) -> Effect[P, T]:
+    def declare(fn: Callable[..., Any], /) -> Any:
         return Effect(
             kind,
             fn,

@@ -68,7 +68,7 @@ from holdfast.store.api import Row, Txn, operation, resolve
 
 __all__ = [
     "ITEM", "TAKE", "Admission", "Budget", "Candidate", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "Tried", "Verdict", "Wanted", "ack",
-    "bury", "claim", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
+    "bury", "claim", "claim_judged", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
     "peek", "post_dead", "purge_dead", "put", "put_all", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw", "withdrawn",
 ]  # fmt: skip
 
@@ -144,6 +144,19 @@ def claim(
     admission: Admission | None = None,
 ) -> list[Claim]:
     """Take up to `limit` items, by priority and seq, for `ttl_ns`."""
+    return claim_judged(txn, queue, owner, limit, ttl_ns, budget, admission)[0]
+
+
+def claim_judged(
+    txn: Txn,
+    queue: str,
+    owner: str,
+    limit: int,
+    ttl_ns: int,
+    budget: Budget,
+    admission: Admission | None,
+) -> tuple[list[Claim], int]:
+    """`claim`, and how many were not admitted. For operations."""
     keys = keys_of(queue)
     check_name("owner", owner)
     check_limit(limit)
@@ -158,18 +171,20 @@ def claim(
     expires_ns = now_ns + ttl_ns
     by_expiry = keys.claims + pack_int(expires_ns)
     by_owner = keys.owners + pack_owner(owner)
-    get, put, delete, by_seq = txn.get, txn.put, txn.delete, keys.items
+    put, delete, by_seq = txn.put, txn.delete, keys.items
     claims: list[Claim] = []
-    found: list[tuple[bytes, bytes, Item]] = []
-    for key, packed_seq in txn.scan(keys.ready, tuples.after(keys.ready), limit):
-        row = get(by_seq + packed_seq)
-        was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
-        found.append((key, packed_seq, was))
-    grouped = [was for _, _, was in found if was.group]
-    if grouped:
-        items.take_turns(txn, keys, grouped)
+    found = _next(txn, keys, keys.ready, limit)
+    turned_away = 0
     if admission is not None and found:
-        found = _admitted(txn, keys, found, admission, tally)
+        asked, looked, seen = limit, len(found), found
+        found = _admitted(txn, keys, seen, admission, tally)
+        # What is not admitted makes room for those behind it.
+        while seen and len(seen) == asked and len(found) < limit and looked < sweep:
+            asked = min(limit - len(found), sweep - looked)
+            seen = _next(txn, keys, seen[-1][0] + b"\x00", asked)
+            looked += len(seen)
+            found += _admitted(txn, keys, seen, admission, tally) if seen else []
+        turned_away = looked - len(found)
     for key, packed_seq, was in found:
         item = replace(
             was, claims=was.claims + 1, owner=owner, expires_ns=expires_ns, claimed_ns=now_ns
@@ -182,16 +197,30 @@ def claim(
     if claims:
         tally.move(State.READY, Event.CLAIM, len(claims))
     tally.save(txn, keys)
-    return claims
+    return claims, turned_away
+
+
+# An item that is ready: its key in the index, its packed seq, its row.
+_Ready = tuple[bytes, bytes, Item]
+
+
+def _next(txn: Txn, keys: Keys, start: bytes, limit: int) -> list[_Ready]:
+    """What is ready, from a key of the index on. It has its turn now, whatever becomes of it."""
+    get, by_seq = txn.get, keys.items
+    found: list[_Ready] = []
+    for key, packed_seq in txn.scan(start, tuples.after(keys.ready), limit):
+        row = get(by_seq + packed_seq)
+        was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
+        found.append((key, packed_seq, was))
+    grouped = [was for _, _, was in found if was.group]
+    if grouped:
+        items.take_turns(txn, keys, grouped)
+    return found
 
 
 def _admitted(
-    txn: Txn,
-    keys: Keys,
-    found: list[tuple[bytes, bytes, Item]],
-    admission: Admission,
-    tally: Tally,
-) -> list[tuple[bytes, bytes, Item]]:
+    txn: Txn, keys: Keys, found: list[_Ready], admission: Admission, tally: Tally
+) -> list[_Ready]:
     """Those that may be claimed. What becomes of the others is done here."""
     candidates = [
         Candidate(seq_of(packed), item.group, payload_of(txn, item), item.failures, item.expiries)
@@ -200,7 +229,7 @@ def _admitted(
     verdicts: list[Verdict] = resolve(admission.operation).fn(
         txn, keys.queue, candidates, admission.args
     )
-    taken = []
+    taken: list[_Ready] = []
     for one, verdict in zip(found, verdicts, strict=True):
         key, packed_seq, item = one
         if verdict.end == TAKE.end:
@@ -214,8 +243,10 @@ def _admitted(
             txn.put(keys.delayed + pack_int(not_before_ns) + packed_seq, packed_seq)
             tally.move(State.READY, Event.DEFER)
         elif verdict.end == "refuse":
-            letters.inter(txn, keys, packed_seq, item, verdict.code, verdict.error)
+            letters.inter(txn, keys, packed_seq, item, verdict.code or "refused", verdict.error)
             tally.move(State.READY, Event.BURY)
+        elif verdict.end != "drop":
+            raise Invalid(what="verdict", found=verdict.end, operation=admission.operation)
         else:
             txn.delete(keys.items + packed_seq)
             if item.blob:

@@ -77,7 +77,7 @@ def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
         return TAKE
     if answer.later:
         return Verdict("later", LATER_NS, "budget_reserved")
-    return Verdict("refuse", code="over_budget", error=_told(answer))
+    return Verdict("refuse", code="over_budget", error=_told(txn, terms.universe, answer))
 
 
 def _reserve(txn: Txn, universe: str, billing: Billing, intent: Intent) -> budget.Answer:
@@ -91,9 +91,16 @@ def _reserve(txn: Txn, universe: str, billing: Billing, intent: Intent) -> budge
     return budget.reserve.fn(txn, universe, intent.world_id, key, most)
 
 
-def _told(answer: budget.Answer) -> str:
+def _told(txn: Txn, universe: str, answer: budget.Answer) -> str:
+    """For people: the account by its name, money in its currency."""
+    whose = "the universe"
+    if answer.scope:
+        world = catalog.record(txn, universe, answer.scope)
+        whose = f"{world.type}/{world.name}"
     account = answer.account
-    return (
-        f"{answer.unit} of {answer.scope or 'the universe'}: spent {account.spent}, "
-        f"reserved {account.reserved}, limit {account.limit}"
+    per_unit = 1_000_000 if answer.unit == MONEY else 1
+    spent, reserved, limit = (
+        f"{(amount or 0) / per_unit:,g}"
+        for amount in (account.spent, account.reserved, account.limit)
     )
+    return f"{answer.unit} of {whose}: spent {spent}, reserved {reserved}, limit {limit}"

@@ -57,7 +57,9 @@ class Claimer:
             if adopted or not self._is_due():
                 works = self._works(adopted)
             else:
-                works = self._works(self._take(limit, policy))
+                taken = self._take(limit, policy)
+                tick.turned_away += taken.turned_away
+                works = self._works(taken.items + taken.timers)
         except HoldfastError as error:
             if not (transient(error) or isinstance(error, CommitUnknown)):
                 raise
@@ -96,7 +98,7 @@ class Claimer:
         held = self._store.read(claims.live_claims, self.names, self.owner)
         return [claim for claim in held if not in_hand(claim)][:limit]
 
-    def _take(self, limit: int, policy: Policy) -> list[Claim]:
+    def _take(self, limit: int, policy: Policy) -> claims.Taken:
         self._turn += 1
         self._unsure = True
         taken: claims.Taken = self._store.transact(
@@ -110,7 +112,7 @@ class Claimer:
             policy.budget,
             None if self._admission is None else self._admission(),
         )
-        return taken.items + taken.timers
+        return taken
 
     def _works(self, taken: list[Claim]) -> deque[Work]:
         if any(claim.blob for claim in taken):

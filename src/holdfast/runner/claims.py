@@ -20,6 +20,8 @@ from holdfast.store.api import Txn, operation
 class Taken(Record, frozen=True):
     items: list[Claim]
     timers: list[Claim]
+    # Items that were due and not admitted.
+    turned_away: int = 0
 
 
 @operation
@@ -36,19 +38,22 @@ def take(
 ) -> Taken:
     """Claim up to `limit`, `reserved` of them from timers first. `timers` may be empty: no timers."""
 
+    turned_away = 0
+
     def claim(name: str, places: int) -> list[Claim]:
+        nonlocal turned_away
         if not places:
             return []
         judged = admission if name == queue else None
-        return queues.claim.fn(txn, name, owner, places, ttl_ns, budget, judged)
+        taken, away = queues.claim_judged(txn, name, owner, places, ttl_ns, budget, judged)
+        turned_away += away
+        return taken
 
-    if not timers:
-        return Taken(claim(queue, limit), [])
-    due = claim(timers, reserved)
+    due = claim(timers, reserved) if timers else []
     items = claim(queue, limit - len(due))
-    if len(due) == reserved:
+    if timers and len(due) == reserved:
         due += claim(timers, limit - len(due) - len(items))
-    return Taken(items, due)
+    return Taken(items, due, turned_away)
 
 
 @operation

@@ -442,7 +442,7 @@ class Runner:
             needs_ns = policy.lease_ttl_ns // 2
 
     def _attempt(self, work: Work) -> Outcome:
-        return attempt(work, typing.cast(Handler, self._handler), self._clock)
+        return attempt(work, self._handler, self._clock)
 
     async def _attempt_async(self, work: Work) -> Outcome:
         return await attempt_async(work, typing.cast(AsyncHandler, self._handler), self._clock)

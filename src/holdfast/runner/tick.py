@@ -17,8 +17,12 @@ class Tick:
     busy: int = 0
     # Claimed but not begun, and given back unharmed.
     released: int = 0
+    # Due, and not admitted: dropped, refused, or put off.
+    turned_away: int = 0
 
     @property
     def moved(self) -> bool:
         """Whether anything happened at all; else the runner may rest."""
-        return bool(self.claimed or self.done or self.requeued or self.dead or self.lost)
+        return bool(
+            self.claimed or self.done or self.requeued or self.dead or self.lost or self.turned_away
+        )

@@ -30,6 +30,7 @@ class _Replay:
     def __init__(self, config: Plain) -> None:
         self.model = Model()
         self.found: list[Violation] = []
+        self._ran_ns = 0
         self._stuck_max = config.get("stuck_max", 0)
         self.model.crowded = config.get("crowded", False)
 
@@ -93,6 +94,7 @@ class _Replay:
             )
         if world.status != "active":
             self._bad("A1", f"{subject}: a cycle, but it is {world.status}", event)
+        self._ran_ns = self._began(event, subject, cycle)
         for body in cycle["bodies"]:
             self._append(event, subject, world, body)
         for failed in cycle.get("failed", ()):
@@ -100,6 +102,14 @@ class _Replay:
             self.model.letters_last += 1
             id = id_of(check_app.read(check_app.INGRESS, failed["body"]))
             self.model.letters[self.model.letters_last] = (subject, failed["seq"], id)
+
+    def _began(self, event: Event, subject: str, cycle: Plain) -> int:
+        """When the reducers ran, by the word of the host: not after the commit, and not before the
+        host was there. Delays count from then."""
+        ran_ns: int = cycle.get("wanted_ns") or event.at_ns
+        if ran_ns > event.at_ns or ran_ns < self.model.granted_ns.get(subject, 0):
+            self._bad("T1", f"{subject}: delays count from {ran_ns - event.at_ns} ns", event)
+        return min(ran_ns, event.at_ns)
 
     def _append(self, event: Event, subject: str, world: World, body: bytes) -> None:
         step = check_app.step_of(body)
@@ -134,7 +144,7 @@ class _Replay:
         of a timer is a slot: what is set there goes when another is set, or when it is emptied."""
         intents = self.model.intents
         if want.kind == "timer.set":
-            intents.set_timer(timer_of(subject, want, event.at_ns), event.i)
+            intents.set_timer(timer_of(subject, want, self._ran_ns), event.i)
             return
         if want.kind == "timer.cancel":
             intents.empty(subject, check_app.slot_of(want) or "", event.i)
@@ -199,6 +209,8 @@ class _Replay:
                 self._lost(event, subject, world, stuck)
             if lease is not None:
                 self._allowed(event, subject, world)
+                if lease["epoch"] != world.epoch:
+                    self.model.granted_ns[subject] = event.at_ns
                 world.held, world.epoch, world.alone = True, lease["epoch"], False
             if stuck:
                 world.status, world.held = "parked", False

@@ -44,6 +44,20 @@ def worlds() -> Settings:
     )
 
 
+def effects() -> Settings:
+    """One world that wants much, two pools, two timer workers: every boundary of those."""
+    return Settings(
+        steps=420,
+        workload=Workload.EFFECTS,
+        world_workers=1,
+        orchestrators=1,
+        senders=1,
+        accounts=1,
+        pools=2,
+        timer_workers=2,
+    )
+
+
 def ledger() -> Settings:
     """Two services, two tasks, two pages of rows: every boundary of a ledger service."""
     natures = [Nature.FINE] * 12
@@ -54,7 +68,11 @@ def ledger() -> Settings:
     return Settings(steps=300, workload=Workload.LEDGER, ledger=shape)
 
 
-SCENARIOS: dict[str, Callable[[], Settings]] = {"spine": spine, "worlds": worlds}
+SCENARIOS: dict[str, Callable[[], Settings]] = {
+    "spine": spine,
+    "worlds": worlds,
+    "effects": effects,
+}
 if HAS_LEDGER:
     SCENARIOS["ledger"] = ledger
 

@@ -63,6 +63,8 @@ class Model:
 
     worlds: dict[str, World] = field(default_factory=dict)
     intents: Intents = field(default_factory=Intents)
+    # When its present host got a world.
+    granted_ns: dict[str, int] = field(default_factory=dict)
     # Whether inboxes are full at times.
     crowded: bool = False
     # Deleted worlds: the last number that their inboxes gave.

@@ -36,7 +36,7 @@ def restore(txn: Txn, world: World, *, at: int | None = None) -> Restored:
     height = head.height if at is None else at
     if not 0 <= height <= head.height:
         raise NotFound(what="height", world=world.world_id, found=height, head=head.height)
-    base = _nearest_snapshot(txn, subject, height)
+    base = _nearest_snapshot(txn, subject, height) if height else None
     state, done = _start(txn, world, subject, base, head)
     tail_bytes = 0
     for found in _entries(txn, subject, done + 1, height):

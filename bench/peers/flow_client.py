@@ -1,0 +1,90 @@
+"""What every client of the effect benchmarks does: send to worlds, look at journals, wait for them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from bench.peers.flows import Flow, app
+from holdfast.durable import journal
+from holdfast.store.api import Txn
+from holdfast.world import catalog
+from holdfast.world.catalog import subject_of
+
+SEND_BATCH = 500
+# Rates are looked at this often, or seldom enough that looking takes a tenth of a core at most.
+POLL_S = 0.002
+POLL_SHARE = 0.1
+# Latency is looked at more often than a rate.
+LATENCY_POLL_S = 0.0002
+WITHIN_S = 300.0
+
+
+class FlowClient:
+    def __init__(self, path: str) -> None:
+        self.runtime = app.open(path, roles=())
+        self.store = self.runtime.store
+        self.universe = self.runtime.universe
+        self._names = itertools.count()
+        self._subjects: dict[str, str] = {}
+
+    def new(self, count: int) -> list[str]:
+        """Names of worlds that there are not yet."""
+        return [f"flow-{next(self._names)}" for _ in range(count)]
+
+    def send(self, sends: Sequence[tuple[str, Any]]) -> None:
+        for at in range(0, len(sends), SEND_BATCH):
+            part = sends[at : at + SEND_BATCH]
+            self.runtime.send_many((self.runtime.world(Flow, name), event) for name, event in part)
+
+    def subjects(self, names: Sequence[str]) -> list[str]:
+        def read(txn: Txn, unknown: Sequence[str]) -> list[str]:
+            found = [catalog.find(txn, self.universe, "Flow", name) for name in unknown]
+            return [subject_of(self.universe, world_id or "") for world_id in found]
+
+        unknown = [name for name in names if name not in self._subjects]
+        if unknown:
+            self._subjects.update(zip(unknown, self.store.read(read, unknown), strict=True))
+        return [self._subjects[name] for name in names]
+
+    def heights(self, names: Sequence[str]) -> list[int]:
+        subjects = self.subjects(names)
+
+        def read(txn: Txn) -> list[int]:
+            return [journal.head(txn, subject).height for subject in subjects]
+
+        found: list[int] = self.store.read(read)
+        return found
+
+    def until(self, names: Sequence[str], heights: Sequence[int]) -> None:
+        """Until the journal of every world has its height."""
+        goals = dict(zip(names, heights, strict=True))
+        began = time.perf_counter()
+        while goals:
+            looked = time.perf_counter()
+            found = self.heights(list(goals))
+            goals = {
+                name: goal
+                for (name, goal), height in zip(goals.items(), found, strict=True)
+                if height < goal
+            }
+            in_time(began)
+            if goals:
+                time.sleep(max(POLL_S, (time.perf_counter() - looked) / POLL_SHARE))
+
+    def until_height(self, subject: str, height: int) -> None:
+        """Until the journal of one world has this height, looked at often."""
+        began = time.perf_counter()
+        while self.store.read(journal.head, subject).height < height:
+            in_time(began)
+            time.sleep(LATENCY_POLL_S)
+
+    def close(self) -> None:
+        self.runtime.close()
+
+
+def in_time(began: float) -> None:
+    if time.perf_counter() - began > WITHIN_S:
+        raise TimeoutError(f"not over after {WITHIN_S:g} s")
