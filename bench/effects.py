@@ -142,11 +142,11 @@ def effect_backlog(place: Place) -> Record:
         for one in (short, long):
             one.want(sizes[one.name], together)
         for _ in range(place.repeats):
-            found = {}
+            found: Sample = {}
             for one in (short, long):
                 one.refill(sizes[one.name], together)
                 found[f"put_{one.name}"] = put / median(one.want(put, put) for _ in range(PUTS))
-                found[f"rate_{one.name}"] = one.drained(sizes[one.name], place.slice_s)
+                found |= one.drained(sizes[one.name], place.slice_s)
             samples.append(
                 {
                     "cost": found["rate_short"] / found["rate_long"],
@@ -155,11 +155,16 @@ def effect_backlog(place: Place) -> Record:
                 }
             )
     rates = ("rate_long", "rate_short", "put_long", "put_short")
+    # Where a queue was often empty, its rate is that of wanting, not of doing.
+    looks = dict.fromkeys(("dry_long", "dry_short"), "of looks")
     return Record(
         "effect_backlog",
         f"cost of an effect at a backlog of {sizes['long']:,} against {sizes['short']:,}, from wanted "
         "to journaled, and of putting it alone",
-        gather(samples, {"cost": "×", "put_cost": "×", **dict.fromkeys(rates, "effects/s")}),
+        gather(
+            samples,
+            {"cost": "×", "put_cost": "×", **dict.fromkeys(rates, "effects/s"), **looks},
+        ),
         (Target("cost", below=1.3), Target("put_cost", below=1.3)),
     )
 
@@ -252,15 +257,15 @@ class _Bulk:
         if missing > 0:
             self.want(missing, together)
 
-    def drained(self, backlog: int, seconds: float) -> float:
-        """Effects that ended, a second, while the backlog was kept up."""
+    def drained(self, backlog: int, seconds: float) -> Sample:
+        """Effects that end in a second while the backlog is kept up."""
         self.pool.ask("start")
         asked = {"names": self._worlds, "per_event": min(WANTED_AGAIN, backlog)}
         # The first moments are the pool's start.
         self.client.ask("churn", backlog=backlog, seconds=seconds / 4, **asked)
-        rate: float = self.client.ask("churn", backlog=backlog, seconds=seconds, **asked)["rate"]
+        found = self.client.ask("churn", backlog=backlog, seconds=seconds, **asked)
         self.pool.ask("stop")
-        return rate
+        return {f"{measure}_{self.name}": value for measure, value in found.items()}
 
     def _opened(self, load: Load) -> Load:
         self._open.append(load)

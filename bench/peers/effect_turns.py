@@ -167,7 +167,7 @@ class RestateTurn:
 
 class DbosEffects(Dbos):
     # It takes that long to start two thousand workflows.
-    amount = EffectAmount(lead_s=30.0)  # type: ignore[assignment]
+    amount = EffectAmount(lead_s=45.0)  # type: ignore[assignment]
 
     def ways(self) -> dict[str, str]:
         return {

@@ -16,6 +16,7 @@ from bench.peers.suite import Goal
 
 IN_FLIGHT = (64, 500)
 STEPS_PER_S = 50
+LEAD_S = 4.0
 SHARES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 
 MEASURES = {
@@ -62,7 +63,7 @@ class EffectAmount:
     timers: int = 2000
     spread_s: float = 10.0
     # Between setting the first timer and its being due: all of them are set by then.
-    lead_s: float = 4.0
+    lead_s: float = LEAD_S
 
     def scaled(self, by: float) -> EffectAmount:
         """Less of it, for a small budget; never more, never nothing. Timers keep their density."""
@@ -73,6 +74,7 @@ class EffectAmount:
             steps=max(int(self.steps * by), 50),
             timers=max(int(self.timers * by), 100),
             spread_s=max(self.spread_s * by, self.spread_s * 100 / self.timers),
+            lead_s=max(self.lead_s * by, min(self.lead_s, LEAD_S)),
         )
 
     def __str__(self) -> str:

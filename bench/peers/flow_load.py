@@ -106,11 +106,11 @@ class Client(Timers):
 
     def want(self, names: list[str], count: int, per_event: int) -> dict[str, Any]:
         """Want so many more effects; how long until the last of them is in the queue."""
-        goal = self._wanted() + count
+        goal = _all_of(self._counts()) + count
         events = [min(per_event, count - at) for at in range(0, count, per_event)]
         began = time.perf_counter()
         self.send([(names[at % len(names)], Want(n)) for at, n in enumerate(events)])
-        while self._wanted() < goal:
+        while _all_of(self._counts()) < goal:
             in_time(began)
             time.sleep(LATENCY_POLL_S)
         return {"seconds": time.perf_counter() - began}
@@ -118,23 +118,27 @@ class Client(Timers):
     def churn(
         self, names: list[str], seconds: float, backlog: int, per_event: int
     ) -> dict[str, Any]:
-        """A pool drains; as much is wanted again, so that the backlog stays. How many ended."""
+        """A pool drains; as much is wanted again, so that the backlog stays. How many end a second,
+        and at which share of looks there was nothing to claim."""
         turn = itertools.cycle(names)
         began = time.perf_counter()
-        first = self._counts()
-        asked = self._wanted()
-        last = first
-        while (passed := time.perf_counter() - began) < seconds or last.done == first.done:
+        first = last = self._counts()
+        asked = _all_of(first)
+        looks = dry = 0
+        while time.perf_counter() - began < seconds or last.done == first.done:
             in_time(began)
             last = self._counts()
-            missing = backlog - (asked - last.done)
+            looks += 1
+            dry += last.ready == 0
+            # What is claimed is no backlog any more, and what is on its way will be.
+            missing = backlog - last.ready - (asked - _all_of(last))
             if missing >= per_event:
                 sends = [(next(turn), Want(per_event)) for _ in range(missing // per_event)]
                 self.send(sends)
                 asked += per_event * len(sends)
             time.sleep(POLL_S)
         last, passed = self._counts(), time.perf_counter() - began
-        return {"rate": (last.done - first.done) / passed, "ended": last.done - first.done}
+        return {"rate": (last.done - first.done) / passed, "dry": dry / looks}
 
     def single(self, names: list[str]) -> dict[str, Any]:
         """One effect of each world in turn, in the queue that others flood: how many of theirs end
@@ -167,10 +171,6 @@ class Client(Timers):
         )
         return found
 
-    def _wanted(self) -> int:
-        counts = self._counts()
-        return counts.ready + counts.delayed + counts.claimed + counts.dead + counts.done
-
 
 class Pool:
     """An adapter pool that can be stopped: a backlog must stay while another is measured."""
@@ -187,6 +187,10 @@ class Pool:
 
     def close(self) -> None:
         pass
+
+
+def _all_of(counts: queue.Counts) -> int:
+    return counts.ready + counts.delayed + counts.claimed + counts.dead + counts.done
 
 
 def main() -> None:

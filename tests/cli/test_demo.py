@@ -1,5 +1,6 @@
 """`holdfast demo`: it tells the truth, or fails."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -43,6 +44,17 @@ def test_the_agent_of_the_demo_does_what_its_act_claims(tmp_path: Path, run: Run
     assert len(play.claims) == 10
     ran = run("worlds", "journal", "Agent/ada", "--store", path, "--json")
     assert [entry["type"] for entry in ran.document["entries"]].count("llm.chat") == 3
+
+
+def test_without_httpx_the_act_is_left_out_and_said_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    told: list[str] = []
+    demo_agent.play(tmp_path, told.append, lambda *claim: pytest.fail(str(claim)))
+    assert told == [
+        "The fourth act is left out: it needs httpx. pip install 'holdfast[ops]'",
+    ]
 
 
 def test_the_demo_keeps_away_from_a_store_that_is_there(

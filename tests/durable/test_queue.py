@@ -15,6 +15,8 @@ from holdfast.config import (
     BLOB_THRESHOLD_BYTES,
     ERROR_TEXT_CHARS_MAX,
     QUEUE_PRIORITY_MAX,
+    TRIED_ERROR_CHARS_MAX,
+    TRIED_KEPT,
     TTL_NS_MAX,
 )
 from holdfast.durable import queue
@@ -692,15 +694,33 @@ def test_done_and_dead_are_final() -> None:
     assert ITEM.terminal == {State.DONE, State.DEAD}
 
 
-@pytest.mark.parametrize("state", [s for s in State if s is not State.CLAIMED])
+# What an admission may do to an item that nobody has claimed yet.
+JUDGED = {(State.READY, Event.DEFER), (State.READY, Event.BURY)}
+
+
 @pytest.mark.parametrize(
-    "event", [e for e in Event if e not in (Event.CLAIM, Event.DUE, Event.WITHDRAW)]
+    ("state", "event"),
+    [
+        (state, event)
+        for state in State
+        for event in Event
+        if state is not State.CLAIMED
+        and event not in (Event.CLAIM, Event.DUE, Event.WITHDRAW)
+        and (state, event) not in JUDGED
+    ],
 )
-def test_only_a_claimed_item_is_ended_other_than_by_withdrawing_it(
+def test_only_a_claimed_item_is_ended_other_than_by_withdrawing_or_judging_it(
     state: State, event: Event
 ) -> None:
     with pytest.raises(IllegalTransition):
         ITEM.next(state, event)
+
+
+@pytest.mark.parametrize(("state", "event"), sorted(JUDGED, key=str))
+def test_what_is_ready_may_be_put_off_or_refused_before_anybody_has_it(
+    state: State, event: Event
+) -> None:
+    assert ITEM.next(state, event) in (State.DELAYED, State.DEAD)
 
 
 # -- bad input -----------------------------------------------------------------------------------
@@ -976,6 +996,127 @@ def test_what_is_claimed_cannot_be_withdrawn(store: Store) -> None:
     [claim] = store.transact(queue.claim, "q", "w", 1, 10**12)
     assert store.transact(queue.withdraw, "q", seq) is False
     store.transact(queue.ack, [claim.token])
+
+
+def test_what_is_claimed_can_be_withdrawn_from_its_holder_who_then_settles_nothing(
+    store: Store,
+) -> None:
+    seq = store.transact(queue.put, "q", LARGE)
+    held = one(store)
+    assert store.transact(queue.withdraw, "q", seq, True) is True
+    assert store.transact(queue.settle, [held.token], []) == ["lost"]
+    assert store.transact(queue.extend, [held.token], TTL) == [None]
+    assert not store.read(queue.holds, held.token)
+    assert counts(store) == Counts(done=1)
+    assert store.read(queue.next_due_ns, "q") is None
+
+
+def test_only_what_was_taken_from_a_holder_is_counted_as_withdrawn(store: Store) -> None:
+    waiting, held = put(store, b"a", b"b", group="g")
+    before = store.read(queue.withdrawn, "q")
+    store.transact(queue.withdraw, "q", waiting, True)
+    assert store.read(queue.withdrawn, "q") == before
+    one(store)
+    store.transact(queue.withdraw, "q", held, True)
+    assert store.read(queue.withdrawn, "q") == before + 1
+
+
+def test_a_holder_is_called_when_its_claim_is_withdrawn(store: Store) -> None:
+    seq = store.transact(queue.put, "q", b"a")
+    one(store)
+    since = store.wait(queue.topic("q"), 0, timeout=0)
+    store.transact(queue.withdraw, "q", seq, True)
+    assert store.wait(queue.topic("q"), since, timeout=10) > since
+
+
+def test_an_operation_joins_a_failure_and_is_dropped_with_a_lost_claim(store: Store) -> None:
+    put(store, b"a", b"b")
+    good, bad = claim(store)
+    lost = queue.Token(bad.queue, bad.seq, bad.number + 1, bad.owner)
+    then = [
+        queue.Then(index, queue.put.name, codec.pack(queue.put.positional(("after", payload), {})))
+        for index, payload in enumerate([b"0", b"1"])
+    ]
+    fails = [Failure(good.token, "boom", "text"), Failure(lost, "boom", "text")]
+    assert store.transact(queue.settle, [], fails, Budget(), then) == ["ready", "lost"]
+    assert [payload for _, payload in store.read(queue.peek, "after", 10)] == [b"0"]
+
+
+def test_what_joins_the_last_failure_is_committed_with_the_dead_letter(store: Store) -> None:
+    put(store, b"a", b"b")
+    acked, failed = claim(store)
+    args = codec.pack(queue.put.positional(("after", b"x"), {}))
+    then = [queue.Then(1, queue.put.name, args)]
+    fails = [Failure(failed.token, "boom", "text", retryable=False)]
+    ends = store.transact(queue.settle, [acked.token], fails, Budget(), then)
+    assert ends == ["done", "dead"]
+    assert len(store.read(queue.peek, "after", 10)) == 1
+
+
+# -- attempts that came to nothing -----------------------------------------------------------------
+
+
+def test_a_failed_attempt_is_recorded_with_whose_it_was_and_how_it_ended(store: Store) -> None:
+    put(store, b"a")
+    first = one(store, owner="a")
+    store.transact(queue.fail, first, "boom", "text")
+    [tried] = one(store, owner="b").tried
+    assert (tried.number, tried.owner, tried.end, tried.code, tried.error) == (
+        1, "a", "failed", "boom", "text",
+    )  # fmt: skip
+    assert first.enqueued_ns <= tried.began_ns <= tried.ended_ns <= store.now_ns()
+
+
+def test_an_attempt_that_ran_out_is_recorded_with_the_end_of_its_claim(
+    sim_store: Store, clock: SimClock
+) -> None:
+    put(sim_store, b"a")
+    first = one(sim_store)
+    clock.advance(LAPSE)
+    [tried] = one(sim_store).tried
+    assert (tried.end, tried.code, tried.ended_ns) == (
+        "expired", "claim_expired", first.expires_ns,
+    )  # fmt: skip
+
+
+def test_what_was_given_back_unharmed_is_no_attempt(store: Store) -> None:
+    put(store, b"a")
+    store.transact(queue.release, [one(store)])
+    assert one(store).tried == ()
+
+
+def test_an_extended_claim_is_one_attempt_from_its_beginning(
+    sim_store: Store, clock: SimClock
+) -> None:
+    put(sim_store, b"a")
+    held = one(sim_store)
+    began_ns = sim_store.now_ns()
+    clock.advance(S)
+    sim_store.transact(queue.extend, [held.token], TTL)
+    sim_store.transact(queue.fail, held, "boom", "text")
+    [tried] = one(sim_store).tried
+    assert tried.began_ns <= began_ns
+    assert tried.ended_ns >= began_ns + S
+
+
+def test_a_dead_letter_has_its_attempts_the_last_one_too(sim_store: Store, clock: SimClock) -> None:
+    put(sim_store, b"a")
+    one(sim_store)
+    clock.advance(LAPSE)
+    sim_store.transact(queue.fail, one(sim_store), "boom", "text", False)
+    [letter] = dead(sim_store)
+    assert [tried.code for tried in letter.tried] == ["claim_expired", "boom"]
+
+
+def test_only_the_last_attempts_are_kept_and_their_errors_are_short(store: Store) -> None:
+    put(store, b"a")
+    budget = Budget(failures_max=100)
+    for n in range(TRIED_KEPT + 3):
+        found = one(store, budget=budget)
+        store.transact(queue.fail, found, f"e{n}", "x" * 10_000, True, 0, budget)
+    tried = one(store, budget=budget).tried
+    assert [one.code for one in tried] == [f"e{n}" for n in range(3, TRIED_KEPT + 3)]
+    assert {len(one.error) for one in tried} == {TRIED_ERROR_CHARS_MAX}
 
 
 def test_an_operation_joins_an_ack_and_is_dropped_with_a_lost_claim(store: Store) -> None:

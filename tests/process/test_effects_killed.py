@@ -94,12 +94,15 @@ def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_int
             till.send(Ordered(sent, deadly=True))
 
         def goes_on(paid: int = paid) -> bool:
+            for adapter in adapters:
+                assert adapter.running, f"ended by itself: {adapter.errors[-20:]}"
             return any(map(_calling, adapters)) or len(till.state().paid) > paid
 
         until(goes_on, f"receipts: {sent} sent, {kills} killed, {paid} paid")
         for place, adapter in enumerate(adapters):
             if _calling(adapter):
                 assert adapter.kill() == -signal.SIGKILL
+                adapter.close()
                 kills += 1
                 adapters[place] = up("adapter", "--kinds", "pay", ready=None)
 

@@ -24,6 +24,7 @@ from holdfast.errors import (
 )
 from holdfast.messages import FABRIC_SEND
 from holdfast.ops import pending
+from holdfast.roles import receipts
 from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.crew import RunnerRole
 from holdfast.roles.fabric import BATCH, ROUTE_TRIES, Fabric, Peers
@@ -806,6 +807,30 @@ def test_mail_that_is_cancelled_before_a_lane_comes_to_it_is_not_delivered(
     assert sorted(ada.state().told) == ["error cancelled", "ok", "ok", "ok"]
 
 
+def test_mail_that_an_operator_buries_is_answered_with_an_error_and_goes_again_when_redriven(
+    north: Town, east: Town
+) -> None:
+    bob = east.office("bob")
+    door = Door(east.store)
+    door.close_door()
+    pool = north.pool(stores={"east": door})
+    ada = north.office("ada", Write("bob", "hi", universe="east"))
+    north.work(pool)
+    north.expire(1)
+    lane = outbox.lane("north", "east")
+    [claim] = north.store.transact(queue.claim, lane, "operator", 1, S)
+    north.store.transact(queue.bury, claim.token, "given_up", "by hand")
+    north.think()
+    assert ada.state().told == ["error given_up"]
+    kind = f"{FABRIC_SEND}>east"
+    north.store.transact(receipts.redrive_effects, "north", kind, [claim.seq])
+    door.shut = None
+    exchange([north, east], pool, seconds=60)
+    north.think()
+    assert bob.state().read == ["hi"]
+    assert ada.state().told == ["error given_up", "ok"]
+
+
 # -- stores that cannot be reached ---------------------------------------------------------------
 
 TROUBLES = {
@@ -871,7 +896,7 @@ def test_the_loop_of_a_lane_rests_while_its_store_is_gone(north: Town, east: Tow
     north.office("ada", *[Write("bob", "x", universe="east") for _ in range(300)])
     pool = north.pool(stores={"east": door})
     north.work(pool, seconds=60)
-    [lane] = [runner for runner in pool.runners if runner.worker.endswith(">east")]
+    lane = pool.runners[-1]
     assert lane.idle_sleep_ms() > 100
 
 

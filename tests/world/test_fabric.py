@@ -133,6 +133,8 @@ BAD_FIELDS: dict[str, dict[str, Any]] = {
     "an empty schema": {"schema": ""},
     "an empty inbox": {"mode": "inbox", "schema": None, "value_cbor": None, "inbox": "",
                        "payload_cbor": b"\x01"},
+    "a payload that is no data": {"mode": "inbox", "schema": None, "value_cbor": None,
+                                  "inbox": "orders", "payload_cbor": b"\xc1"},
     "a schema that is unknown here": {"schema": "NoSuchEvent"},
     "a value that is no such event": {"value_cbor": b"\x01" + codec.pack({"amount": "x"})},
     "a value that is no event at all": {"value_cbor": b""},
@@ -161,6 +163,10 @@ def test_what_cannot_be_sent_is_invalid_where_it_is_wanted(cx: Context, why: str
     assert cx.intents == []
 
 
+def test_its_receipts_are_handled_under_either_name() -> None:
+    assert hf.sent is hf.fabric.send
+
+
 @pytest.mark.parametrize("args", [(), (params(), params()), ("text",), (None,)])
 def test_the_effect_has_one_argument(cx: Context, args: tuple[Any, ...]) -> None:
     with pytest.raises(Invalid, match="sys/FabricSendParams@1"):
@@ -179,7 +185,15 @@ def test_a_header_that_is_given_twice_is_invalid(cx: Context) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"headers": ["lang"]}, {"headers": {"n": 1}}, {"universe": 7}, {"message_id": 7}]
+    "options",
+    [
+        {"headers": ["lang"]},
+        {"headers": {"n": 1}},
+        {"universe": 7},
+        {"message_id": 7},
+        {"message_id": ""},
+        {"message_id": "\ud800"},
+    ],
 )
 def test_options_of_the_wrong_type_are_invalid(cx: Context, options: dict[str, Any]) -> None:
     with pytest.raises(Invalid):

@@ -247,9 +247,9 @@ def _event(record: WorldRecord, step: Step, app: App | None) -> str:
     if ingress.kind is Kind.RECEIPT:
         receipt = codec.unpack_as(Receipt, ingress.value)
         return f"{receipt.effect_kind} {receipt.status.value} {receipt.code}".rstrip()
-    if ingress.kind is Kind.INBOX:
-        return f"{ingress.type} {codec.unpack(ingress.value)!r}"
     try:
+        if ingress.kind is Kind.INBOX:
+            return f"{ingress.type} {codec.unpack(ingress.value)!r}"
         if app is not None and record.type in app.programs:
             return repr(app.programs[record.type].message(ingress))
         stored = codec.unpack(ingress.value[1:])

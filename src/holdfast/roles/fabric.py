@@ -90,14 +90,14 @@ class Fabric:
                 clock=clock,
             )
         ]
-        for peer in peers or ():
+        for number, peer in enumerate(peers or (), 1):
             lane = Lane(store, self._peers, peer, clock)
             self.runners.append(
                 Runner(
                     store,
                     outbox.lane(universe, peer),
                     lane,
-                    worker=f"{worker}/{FABRIC_SEND}>{peer}",
+                    worker=f"{worker}/{FABRIC_SEND}/{number}",
                     policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
                     throttle=lane,
                     clock=clock,
@@ -126,13 +126,16 @@ class Sorting:
         self._store = store
         self._universe = universe
         self._peers = peers
+        # Universes of this store: once there, they stay.
+        self._here = {universe}
 
     def __call__(self, work: Work) -> None:
         intent = codec.unpack_as(Intent, work.payload)
         to = fabric.read(intent).dest_universe or self._universe
         if to in self._peers:
             work.join(outbox.forward, intent, to)
-        elif to == self._universe or self._store.read(fabric.known, to):
+        elif to in self._here or self._store.read(fabric.known, to):
+            self._here.add(to)
             work.join(outbox.deliver, intent)
         else:
             lost = NoRoute(universe=to)

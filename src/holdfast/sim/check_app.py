@@ -37,6 +37,7 @@ TIMER = ("slot", "type", "value", "delay_ns", "wall_ns", "cron", "zone", "missed
 QUOTE, PAY, MAIL = "fx.quote", "fx.pay", "fabric.send"
 EFFECTS = (QUOTE, PAY)
 FICKLE = "Fickle"
+ABROAD = "v"
 EFFECT_TIMEOUT_NS = 2_000_000_000
 MARKS_KEPT = 3
 ORDERS_KEPT = 3
@@ -123,6 +124,11 @@ def timer_of(params: bytes) -> Plain:
     return read(TIMER, params)
 
 
+def leaves(want: Want) -> bool:
+    """Whether mail goes to another universe."""
+    return _decode(want.params)[0] is not None
+
+
 def slot_of(want: Want) -> str | None:
     """The slot that a timer is set in, or that is emptied; None for anything else."""
     if want.kind == "timer.set":
@@ -167,6 +173,13 @@ def _moved(state: Plain, event: Plain, place: Place) -> list[Want]:
     to = ["Account", event["to"]]
     mail: list[Any] = [None, to, "typed_event", "Paid", paid, None, None, {}, None, None]
     return [_want(place, "fabric.send", _encode(mail))]
+
+
+def _wrote(state: Plain, event: Plain, place: Place) -> list[Want]:
+    paid = _event({"id": f"{event['id']}>", "amount": 1, "note": ""})
+    to = ["Account", event["to"]]
+    mail: list[Any] = [ABROAD, to, "typed_event", "Paid", paid, None, None, {}, None, None]
+    return [_want(place, MAIL, _encode(mail))]
 
 
 def _rolled(state: Plain, event: Plain, place: Place) -> list[Want]:
@@ -259,6 +272,7 @@ def _fickle(state: Plain, event: Plain, place: Place) -> list[Want]:
 _HANDLERS: dict[str, Any] = {
     "Paid": _paid,
     "Moved": _moved,
+    "Wrote": _wrote,
     "Rolled": _rolled,
     "Ordered": _ordered,
     "Bought": _bought,

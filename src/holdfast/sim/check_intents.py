@@ -119,7 +119,10 @@ class Compared:
         known = self.model.intents.wants.get(hash)
         if known is not None:
             want = known[1]
-            if (kind, intent["params"], queue) != (want.kind, want.params, f"effects/{want.kind}"):
+            lane = f"effects/{want.kind}>{check_app.ABROAD}"
+            if (kind, intent["params"]) != (want.kind, want.params) or (
+                queue not in (f"effects/{want.kind}", lane)
+            ):
                 self._bad("E1", f"{where}: an intent in the wrong place or shape")
         timer = self.model.intents.timers.get(hash)
         if timer is not None:
@@ -143,11 +146,24 @@ class Compared:
                 self._bad("E1", f"{subject}: a {want.kind} is in {places} places")
 
     def _sent(self, subject: str, want: Want, receipts: int) -> None:
+        if check_app.leaves(want):
+            self._sent_abroad(subject, want, receipts)
+            return
         places = self._queued[want.hash] + self._mail[want.hash]
         if places != 1:
             self._bad("F1", f"{subject}: mail is in {places} places")
         elif receipts > 1 or (receipts != self._mail[want.hash] and subject not in self._deleted):
             self._bad("E1", f"{subject}: mail delivered, {receipts} receipts")
+
+    def _sent_abroad(self, subject: str, want: Want, receipts: int) -> None:
+        """Delivered there and told here are two commits: between them it is there, and waits."""
+        waits, there = self._queued[want.hash], self._mail[want.hash]
+        told = self._receipts.get((subject, want.hash), [])
+        lost = any(one["status"] == "ok" for one in told) and not there
+        if there > 1 or lost:
+            self._bad("F1", f"{subject}: mail abroad is there {there} times, receipts {receipts}")
+        elif waits + receipts != 1 and (waits + receipts or subject not in self._deleted):
+            self._bad("E1", f"{subject}: mail abroad waits {waits} times, receipts {receipts}")
 
     def _timers(self) -> None:
         timers = {id(timer): timer for timer in self.model.intents.timers.values()}

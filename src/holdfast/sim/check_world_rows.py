@@ -204,20 +204,26 @@ class Comparison:
         failed = Counter(
             (subject, step["seq"])
             for subject, world in self.model.worlds.items()
+            if subject.startswith(f"{universe}/")
             for step in world.steps
             if step["outcome"] == "failed"
         )
+        letters = {
+            n: letter
+            for n, letter in self.model.letters.items()
+            if letter[0].startswith(f"{universe}/")
+        }
         posted = Counter(
             (subject, seq)
-            for n, (subject, seq, _) in self.model.letters.items()
+            for n, (subject, seq, _) in letters.items()
             if n not in self.model.redriven
         )
-        again = {self.model.letters[n][:2] for n in self.model.redriven}
+        again = {letters[n][:2] for n in self.model.redriven if n in letters}
         for place in {*failed, *posted}:
             if place not in again and failed[place] != posted[place]:
                 self._bad("D1", f"{place}: failed {failed[place]}, posted {posted[place]}")
         dead = rows.queue(f"{universe}/{FAILURES}")["dead"]
-        for n in self.model.letters:
+        for n in letters:
             if n not in self.model.redriven and n not in dead:
                 self._bad("D1", f"{universe}: failed event {n} is gone")
 

@@ -184,6 +184,18 @@ class _Replay:
             if self._world(subject).status == "deleted" and intent["effect_kind"] != check_app.MAIL:
                 self._bad("E1", f"{subject}: deleted, and its effect is begun", event)
 
+    def _accepted(self, event: Event) -> None:
+        """One inbox item for each message; a repeat is told where the first one went."""
+        for (intent, _), answer in zip(event.args["mails"], event.value, strict=True):
+            place = (answer["dest_world"], answer["seq"])
+            first = self.model.accepted.get(intent["intent_hash"])
+            if answer["status"] == "ok" and first is not None:
+                self._bad("F1", f"{place}: a message was accepted twice", event)
+            elif answer["status"] == "already_enqueued" and first not in (None, place):
+                self._bad("F1", f"{place}: a repeat is answered with another place", event)
+            if answer["status"] == "ok":
+                self.model.accepted[intent["intent_hash"]] = place
+
     def _redrive_effects(self, event: Event) -> None:
         """Each is another intent; whose, and what it wants, is that of the dead one."""
         for seq, name in zip(event.args["seqs"], event.value, strict=True):
@@ -303,7 +315,9 @@ class _Replay:
         policy = asked.get("policy", asked.get("effects", "drop"))
         keeps = asked.get("timers", "drop")
         timers = timers if keeps == "keep" or (keeps != "drop" and len(keeps)) else []
-        self.model.intents.inherit(subject, child.world_id, effects, timers, policy, event.i)
+        self.model.intents.inherit(
+            subject, child.world_id, effects, timers, policy, i=event.i, at_ns=event.at_ns
+        )
 
 
 def findings(history: History) -> list[Violation]:
@@ -328,6 +342,7 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "queue.redrive": _Replay._redrive,
     "firing.fire_due": _Replay._fired,
     "claims.take": _Replay._taken,
+    "fabric.accept_many": _Replay._accepted,
     "receipts.redrive_effects": _Replay._redrive_effects,
     "tenure.acquire": _Replay._acquire,
     "tenure.park": _Replay._park,

@@ -18,6 +18,8 @@ from holdfast.sim.tape import Tape
 from holdfast.sim.workloads import cast
 
 SCENARIO_SEED = 7
+# One in which a pool dies at a call, timers fire, an effect is cancelled and another is left to a fork.
+EFFECTS_SEED = 15
 FAULTS = (
     Fault.CRASH_BEFORE,
     Fault.CRASH_AFTER,
@@ -82,7 +84,7 @@ def run_forced(
 ) -> tuple[Result, int]:
     """A scenario with faults at these commits; also how many commits there were."""
     settings = SCENARIOS[scenario]()
-    tape = Tape(SCENARIO_SEED)
+    tape = Tape(EFFECTS_SEED if scenario == "effects" else SCENARIO_SEED)
     simulation = Simulation(tape, settings, cast(settings), threads, backend=backend, forced=forced)
     simulation.run()
     return verdict(simulation), simulation.plan.boundary

@@ -59,8 +59,10 @@ class Timer:
     open: list[bytes] = field(default_factory=list)
     # The event that replaced or cancelled it.
     gone: int | None = None
-    # A fork's: which of the parent's occurrences it goes on from, nobody tells.
+    # A fork's: which of the parent's occurrences it goes on from, nobody tells. If none of them waits
+    # any more, it begins anew, at this time.
     inherited: bool = False
+    anew_ns: int = 0
 
     def told(self, *, crowded: bool) -> set[bytes]:
         """Occurrences that must have been delivered by now, if a full inbox did not keep them."""
@@ -88,14 +90,16 @@ class Timer:
             return []
         made: list[bytes] = []
         for name in self.open:
-            made += self._occurred(name, fire)
+            made += self._occurred(name, self.due_ns[name], fire)
+        if self.inherited and self.open:
+            made += self._occurred(self.open[0], self.anew_ns, fire)
         if made:
-            self.open = list(dict.fromkeys([*self.open, *made])) if crowded else made[-1:]
+            several = crowded or self.inherited
+            self.open = list(dict.fromkeys([*self.open, *made])) if several else made[-1:]
         return made
 
-    def _occurred(self, name: bytes, fire: Fire) -> list[bytes]:
+    def _occurred(self, name: bytes, due_ns: int, fire: Fire) -> list[bytes]:
         made: list[bytes] = []
-        due_ns = self.due_ns[name]
         for _ in range(OCCURRENCES_MAX):
             if fire.wall_ns < due_ns:
                 break
@@ -188,7 +192,9 @@ class Intents:
         effects: list[Want],
         timers: list[bytes],
         policy: str,
+        *,
         i: int,
+        at_ns: int,
     ) -> None:
         """What a fork takes over of what its parent had open."""
         for want in effects:
@@ -201,13 +207,15 @@ class Intents:
             elif policy == "fail":
                 self.dropped.add((child, want.hash))
         for hash in timers:
-            self._keep(child, child_id, self.timers[hash], i)
+            self._keep(child, child_id, self.timers[hash], i=i, at_ns=at_ns)
 
-    def _keep(self, child: str, child_id: str, timer: Timer, i: int) -> None:
+    def _keep(self, child: str, child_id: str, timer: Timer, *, i: int, at_ns: int) -> None:
         kept = Timer(
             child, timer.slot, 0, timer.delay_ns, timer.wall_ns, timer.period_ns, timer.missed,
             inherited=True,
         )  # fmt: skip
+        if timer.repeats:
+            kept.anew_ns = (at_ns // timer.period_ns + 1) * timer.period_ns
         # Any occurrence of the parent's may be the one that waits.
         for name, due_ns in timer.due_ns.items():
             anew = digest(b"fork", child_id.encode(), name)

@@ -69,6 +69,8 @@ class Model:
     crowded: bool = False
     # Deleted worlds: the last number that their inboxes gave.
     closed: dict[str, int] = field(default_factory=dict)
+    # Messages to other stores, by intent: where they were accepted.
+    accepted: dict[bytes, tuple[str, int]] = field(default_factory=dict)
     # Calls to the world outside, by number.
     calls: dict[int, Plain] = field(default_factory=dict)
     # Failed events by their number in the queue of failures: (subject, seq, id).

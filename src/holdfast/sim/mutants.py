@@ -84,7 +84,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "claim: number and owner not checked": (_NUMBER, _OWNER),
     "claim: expiry not checked": (_CLAIM_TIME,),
     "claim: number not raised": (
-        Edit("durable.queue:claim", "was.claims + 1", "max(was.claims, 1)"),
+        Edit("durable.queue:claim_judged", "was.claims + 1", "max(was.claims, 1)"),
     ),
     "claim: expired too early": (
         Edit("durable.queue:_overdue", "txn.now_ns + 1", "txn.now_ns + 1_000_000_000"),

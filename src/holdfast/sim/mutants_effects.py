@@ -44,7 +44,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit(_used, "deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)", "pass"),
     ),
     "publish: nobody knows that it waits": (Edit(_dispatch, "txn.put(", "("),),
-    "publish: no will": (Edit("world.publish:enqueue", "intent.world_id, WILL", "intent.world_id, ''"),),
+    "publish: no will": (Edit(_dispatch, "one.world_id, WILL", "one.world_id, ''"),),
     "publish: into the queue of another kind": (
         Edit("world.publish:effects", 'f"{universe}/effects/{kind}"', 'f"{universe}/effects/fx.quote"'),
     ),
@@ -160,7 +160,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     ),
     # mail
     "mail: lost to a full inbox": (
-        Edit(_send, "_dispatch(txn, intent)\n    else:", "pass\n    else:"),
+        Edit(_send, "_dispatch(txn, [intent])\n    else:", "pass\n    else:"),
     ),
     "mail: lost to an inbox that stays full": (
         Edit(

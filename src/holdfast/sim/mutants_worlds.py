@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from holdfast.sim.edits import Edit
 
-_commit = "world.cycle:apply"
+_commit = "world.cycle:_advance"
+_check = "world.cycle:_check"
 _prepare = "world.host:Host.prepare"
 _repeat = "world.kernel:repeat"
 _advance = "world.kernel:advance"
@@ -17,14 +18,19 @@ _OUTCOME = (
 )
 _HELD_ON = Edit(_prepare, "self.loaded = False\n        size", "size")
 _NOT_FORGOTTEN = Edit(_tick, _OUTCOME, _OUTCOME.replace("hosted.host.forget()", "pass"))
-_HEAD = Edit(
-    _commit, "expected_head=cycle.expected_head", "expected_head=journal.head(txn, subject).height"
+_HEAD = (
+    Edit(_check, "found != cycle.expected_head", "False"),
+    Edit(
+        _commit,
+        "expected_head=cycle.expected_head",
+        "expected_head=journal.head(txn, subject).height",
+    ),
 )
 _INBOX = '__import__("holdfast.durable.inbox", fromlist=["inbox"])'
 
 WORLDS: dict[str, tuple[Edit, ...]] = {
     # the cycle
-    "host: lease not checked": (Edit(_commit, "txn.require_live(cycle.lease)", "pass"),),
+    "host: lease not checked": (Edit(_check, "txn.require_live(cycle.lease)", "pass"),),
     "host: cursor not moved": (Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),),
     "host: cursor moved by another transaction": (
         Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),
@@ -39,14 +45,17 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit(_tick, _OUTCOME, _OUTCOME.replace("forget()", "settle(cycle)")),
     ),
     "host: memory kept after an unknown outcome": (_HELD_ON, _NOT_FORGOTTEN),
-    "host: neither memory dropped nor head expected": (_HELD_ON, _NOT_FORGOTTEN, _HEAD),
+    "host: neither memory dropped nor head expected": (_HELD_ON, _NOT_FORGOTTEN, *_HEAD),
     "host: state kept after a reducer raised": (
         Edit(_prepare, "safe = self._unspoil(store, safe, bodies)", "pass"),
     ),
     "host: failed event not kept": (
         Edit(_commit, "for failed in cycle.failed:", "for failed in ():"),
     ),
-    "host: intents not published": (Edit(_commit, "publish.fn(txn, cycle.intents)", "pass"),),
+    "host: intents not published": (
+        Edit("world.cycle:apply_all", "publish.fn(txn, cycle.intents, cycle.wanted_ns)", "pass"),
+        Edit("world.cycle:apply_all", "publish.fn(txn, intents)", "pass"),
+    ),
     "host: snapshot of the state before": (
         Edit(
             _commit,

@@ -67,8 +67,12 @@ class Outside:
             pay.kind: in_place(pay, paying, life.clock, life.store.now_ns),
         }
 
+    def fate(self, life: Life) -> int:
+        """What becomes of a call, as the tape says."""
+        return life.tape.draw(FATES)
+
     def _begin(self, life: Life, kind: str, call: Call, what: str, order: str) -> tuple[int, int]:
-        fate = 0 if life.calm else life.tape.draw(FATES)
+        fate = 0 if life.calm else self.fate(life)
         if fate == DIES_BEFORE:
             life.seen("effect: died before the call")
             _die(life)

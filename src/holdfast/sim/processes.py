@@ -8,7 +8,7 @@ stops and restarts it is somebody else's business.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast.app.app import App
@@ -135,8 +135,11 @@ class Performing(Actor):
         changes: Mapping[str, Any] | None = None,
         *,
         claim_s: float = CLAIM_S,
+        abroad: Sequence[str] = (),
     ) -> None:
         super().__init__(name)
+        # Universes that it takes for those of another store, though they are in this one.
+        self.abroad = abroad
         self.app = app
         self.adapters = adapters
         self.claim_s = claim_s
@@ -149,6 +152,7 @@ class Performing(Actor):
             universe=self.app.universe,
             adapters=self.adapters(life),
             worker=f"{self.name}.{life.incarnation}",
+            stores=dict.fromkeys(self.abroad, life.store),
             claim_s=self.claim_s,
             inline=True,
             clock=life.clock,

@@ -34,7 +34,12 @@ ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
 # Mail and timers are never given up.
 CERTAIN = {
     name: {"failures_max": 1 << 31, "expiries_max": 1 << 31}
-    for name in ("u/effects/fabric.send", "u/timers", "u/timers/calendar")
+    for name in (
+        "u/effects/fabric.send",
+        "u/effects/fabric.send>v",
+        "u/timers",
+        "u/timers/calendar",
+    )
 }
 
 
@@ -81,6 +86,8 @@ class Settings:
     timer_workers: int = 1
     # Inboxes are so short that they are full at times.
     crowded: bool = False
+    # Mail to another universe goes by a lane of its own, as to another store.
+    lanes: bool = False
     rates: dict[Fault, int] = field(default_factory=dict)
     nemesis: tuple[str, ...] = ()
     failures_max: int = 3
@@ -159,6 +166,7 @@ def swarm(tape: Tape) -> Settings:
         settings.steps += 400
         settings.pools = settings.timer_workers = 2
         settings.crowded = tape.chance(200)
+        settings.lanes = tape.chance(500)
     if settings.workload == Workload.LEDGER:
         settings.ledger = ledger_shape.drawn(tape)
         # What a restored backup means to a sink that went on is for a person to say.

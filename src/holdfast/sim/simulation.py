@@ -31,6 +31,8 @@ from holdfast.store.rows import LmdbBackend
 
 Plain = dict[str, Any]
 
+# A universe in which nobody works.
+UNATTENDED = "v"
 # Looking whether all is at rest costs a scan: it is done once in so many steps.
 LOOK_EVERY = 40
 # Timers that wait for store time, and for a time on the wall.
@@ -172,7 +174,7 @@ class Simulation:
             f"{universe}/{world_id}"
             for universe, found in rows["worlds"].items()
             for world_id, record in found["records"].items()
-            if record["status"] == "deleted"
+            if record["status"] == "deleted" or universe == UNATTENDED
         }
         return [
             *(

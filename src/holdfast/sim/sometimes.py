@@ -194,6 +194,11 @@ _EFFECTS: dict[str, Sight] = {
     "timer: waits on the calendar": _queued("/timers/calendar"),
     "timer: cancelled": _wanted("timer.cancel"),
     "mail: waits for a full inbox": _queued("/effects/fabric.send"),
+    "mail: abroad": _did("fabric.accept_many"),
+    "mail: abroad, sent again": _did(
+        "fabric.accept_many",
+        lambda event: any(one["status"] == "already_enqueued" for one in event.value),
+    ),
     "mail: sender told": _got(lambda receipt: receipt["status"] == "ok", "fabric.send"),
 }  # fmt: skip
 

@@ -30,7 +30,7 @@ from holdfast.sim.actor import Actor, Life
 from holdfast.sim.outside import Outside
 from holdfast.sim.processes import Firing, Hosting, Leading, Performing
 from holdfast.sim.settings import ATTEMPTS, HORIZON_NS, LEASE_NS, STUCK_MAX, Settings, Workload
-from holdfast.sim.world_app import UNIVERSE, app
+from holdfast.sim.world_app import ABROAD, UNIVERSE, app
 from holdfast.store.api import Txn
 from holdfast.world import catalog, publish, redrive
 from holdfast.world import fork as forks
@@ -80,6 +80,7 @@ IDLE_MS = 2_000
 def worlds(settings: Settings) -> list[Actor]:
     """Everybody that worlds need, and who uses them."""
     outside = Outside()
+    abroad = (ABROAD,) if settings.lanes else ()
     changes = {
         "lease_ttl_ms": CLAIM_MS,
         "expiries_max": settings.expiries_max,
@@ -223,6 +224,8 @@ def _wanting(life: Life, id: str, accounts: list[str]) -> Any:
         return world_app.Ticked(id, rule, missed, "t0")
     if choice == 18:
         return world_app.Woken(id, tape.pick(("t0", "t1")))
+    if choice == 19 and not life.settings.crowded:
+        return world_app.Wrote(id, "b0")
     if choice < 22:
         return world_app.Moved(id, 1 + tape.draw(5), tape.pick(accounts))
     return world_app.Paid(id, 1 + tape.draw(9))

@@ -22,6 +22,8 @@ from holdfast.sim.settings import ATTEMPTS
 from holdfast.world.context import Context
 
 UNIVERSE = "u"
+# Another universe, in which nobody works: what is sent there stays in its inboxes.
+ABROAD = "v"
 MARKS_KEPT = 3
 ORDERS_KEPT = 3
 EFFECT_TIMEOUT_S = 2.0
@@ -37,6 +39,13 @@ class Paid(Event):
 class Moved(Event):
     id: str
     amount: int
+    to: str
+
+
+class Wrote(Event):
+    """Sends to an account of another universe."""
+
+    id: str
     to: str
 
 
@@ -153,6 +162,11 @@ class Account(World):
     def moved(self, event: Moved, cx: Context) -> None:
         self.balance -= event.amount
         cx.send(Account, event.to, Paid(f"{event.id}>", event.amount))
+        self._tell(cx)
+
+    @on(Wrote)
+    def wrote(self, event: Wrote, cx: Context) -> None:
+        cx.send(Account, event.to, Paid(f"{event.id}>", 1), universe=ABROAD)
         self._tell(cx)
 
     @on(Rolled)

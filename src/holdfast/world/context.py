@@ -1,18 +1,16 @@
 """What a reducer sees besides its state and the event.
 
 Everything here comes from the journal entry that is being made or repeated, so a replay gives the
-same answers: the time, the random numbers, and the identities of what is emitted.
+same answers: the time, the random numbers, and the identities of what is emitted. What is about
+other worlds is in `mail`.
 """
 
 from __future__ import annotations
 
 import random
 import uuid
-from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import Any, Protocol
-
-from msgspec.structs import replace
+from typing import Any
 
 from holdfast import codec
 from holdfast.clock import S
@@ -28,60 +26,21 @@ from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.messages import (
     EFFECT_CANCEL,
     FABRIC_SEND,
-    INBOX,
     TIMER_CANCEL,
     TIMER_SET,
-    FabricSendParams,
-    Ingress,
     Intent,
     TimerSet,
-    WorldName,
     intent_hash,
 )
-from holdfast.world import every, fabric
+from holdfast.world import every
 from holdfast.world.catalog import check_text
+from holdfast.world.frame import EffectCall, Frame, Vocabulary, packed, packed_plain
+from holdfast.world.mail import Correspondence
+
+__all__ = ["Context", "EffectCall", "Frame", "Vocabulary"]
 
 
-class Vocabulary(Protocol):
-    """How an application names its events, worlds and effects."""
-
-    def encode_event(self, event: Any) -> tuple[str, bytes]: ...
-    def world_type(self, kind: Any) -> str: ...
-    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall: ...
-
-    def check_mail(self, mail: FabricSendParams) -> None:
-        """Invalid unless this code could read it: for mail that stays in the universe."""
-
-
-class EffectCall(codec.Record, frozen=True):
-    """An effect with its arguments and options, before it has an identity."""
-
-    kind: str
-    params: bytes
-    priority: int = 0
-    timeout_ns: int = 0
-    tag: str = ""
-    key: str | None = None
-
-
-class Frame(codec.Record, frozen=True):
-    """Where and when a step happens."""
-
-    universe: str
-    world_id: str
-    name: str
-    height: int
-    wall_ns: int
-    entropy: bytes
-    generation: int
-    correlation_id: str | None = None
-    # Whether this world handles receipts of its mail.
-    mail_answered: bool = False
-    # What is being reacted to.
-    cause: Ingress | None = None
-
-
-class Context:
+class Context(Correspondence):
     """`cx`: given to every handler. What it emits is durable with the entry, or not at all."""
 
     __slots__ = ("_frame", "_random", "_uuids", "_vocabulary", "intents", "replied", "wanted_bytes")
@@ -117,41 +76,6 @@ class Context:
     @property
     def world_id(self) -> str:
         return self._frame.world_id
-
-    # Of mail, where it came from; of anything else, None. All of it is in the journal.
-
-    @property
-    def from_universe(self) -> str | None:
-        cause = self._frame.cause
-        if cause is None or cause.from_world is None:
-            return None
-        return cause.from_universe or self._frame.universe
-
-    @property
-    def from_world(self) -> str | None:
-        """The id of the world that sent this; `cx.send_to` answers it."""
-        return None if self._frame.cause is None else self._frame.cause.from_world
-
-    @property
-    def from_height(self) -> int | None:
-        """The height of its journal at which it did."""
-        return None if self._frame.cause is None else self._frame.cause.from_height
-
-    @property
-    def headers(self) -> dict[str, str]:
-        return {} if self._frame.cause is None else dict(self._frame.cause.headers)
-
-    @property
-    def message_id(self) -> bytes | None:
-        cause = self._frame.cause
-        if cause is None or cause.from_world is None:
-            return None
-        return cause.message_id or cause.intent_hash
-
-    @property
-    def correlation_id(self) -> str | None:
-        """Handed on with everything that is wanted here."""
-        return self._frame.correlation_id
 
     @property
     def random(self) -> random.Random:
@@ -222,63 +146,11 @@ class Context:
         check_text("timer key", key)
         return self._emit(TIMER_CANCEL, codec.pack(key))
 
-    def send(
-        self,
-        world: Any,
-        name: str,
-        event: Any,
-        *,
-        universe: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: bytes | str | None = None,
-        **more_headers: str,
-    ) -> Intent:
-        """Send an event to another world, of this universe or another; it is made if it is not there.
-
-        A world class of another universe need not be known here: its name will do. Sent again under
-        the same `message_id`, a message arrives once.
-        """
-        schema, value = self._vocabulary.encode_event(event)
-        to = WorldName(self._type_of(world, universe), name)
-        fields = {"schema": schema, "value_cbor": value}
-        return self._mail(to, universe, _joined(headers, more_headers), message_id, fields)
-
-    def send_to(
-        self,
-        world_id: str,
-        event: Any,
-        *,
-        universe: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: bytes | str | None = None,
-    ) -> Intent:
-        """Send an event to a world by its id, as `cx.from_world` has it; it must be there."""
-        schema, value = self._vocabulary.encode_event(event)
-        fields = {"schema": schema, "value_cbor": value}
-        return self._mail(world_id, universe, _joined(headers, {}), message_id, fields)
-
-    def post(
-        self,
-        world: Any,
-        name: str,
-        inbox: str,
-        payload: Any,
-        *,
-        universe: str | None = None,
-        headers: Mapping[str, str] | None = None,
-        message_id: bytes | str | None = None,
-    ) -> Intent:
-        """Put plain data into a named inbox of another world: `@hf.on(hf.inbox(name))` there."""
-        to = WorldName(self._type_of(world, universe), name)
-        packed = _plain("payload", payload)
-        fields = {"mode": INBOX, "inbox": inbox, "payload_cbor": packed}
-        return self._mail(to, universe, _joined(headers, {}), message_id, fields)
-
     def reply(self, value: Any) -> None:
         """Answer whoever asks. The last reply counts."""
-        packed = _plain("reply", value)
-        _check_size("reply", packed)
-        self.replied = packed
+        reply = packed_plain("reply", value)
+        _check_size("reply", reply)
+        self.replied = reply
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -287,50 +159,7 @@ class Context:
         if key is not None:
             check_text("timer key", key)
         slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
-        return self._emit(TIMER_SET, _packed(TimerSet(slot, type, value, **when)))
-
-    def _type_of(self, world: Any, universe: str | None) -> str:
-        if universe is None or universe == self._frame.universe:
-            return self._vocabulary.world_type(world)
-        if not isinstance(world, str | type):
-            raise Invalid(what="world", found=repr(world)[:64], why="neither a class nor its name")
-        return world if isinstance(world, str) else world.__name__
-
-    def _mail(
-        self,
-        to: str | WorldName,
-        universe: str | None,
-        headers: dict[str, str],
-        message_id: bytes | str | None,
-        fields: dict[str, Any],
-    ) -> Intent:
-        if isinstance(message_id, str):
-            message_id = codec.digest(b"message", message_id.encode())
-        mail = FabricSendParams(
-            dest_universe=None if universe == self._frame.universe else universe,
-            dest_world=to,
-            headers=headers,
-            correlation_id=self._frame.correlation_id,
-            message_id=message_id,
-            **fields,
-        )
-        return self._emit(FABRIC_SEND, self._checked(mail))
-
-    def _send(self, call: EffectCall, tag: str) -> Intent:
-        """Mail as an effect: whatever the user has put together."""
-        mail = codec.unpack_as(FabricSendParams, call.params)
-        if mail.correlation_id is None:
-            mail = replace(mail, correlation_id=self._frame.correlation_id)
-        params = self._checked(mail)
-        if mail.dest_universe in (None, self._frame.universe):
-            self._vocabulary.check_mail(mail)
-        return self._emit(FABRIC_SEND, params, priority=call.priority, tag=tag, key=call.key)
-
-    def _checked(self, mail: FabricSendParams) -> bytes:
-        """Mail that cannot be sent is Invalid here, where nothing has happened yet."""
-        params = _packed(mail)
-        fabric.check(mail, self._frame.universe)
-        return params
+        return self._emit(TIMER_SET, packed(TimerSet(slot, type, value, **when)))
 
     def _emit(
         self,
@@ -374,37 +203,9 @@ class Context:
             frame.generation,
             answered=kind != FABRIC_SEND or frame.mail_answered,
         )
-        _packed(intent)
+        packed(intent)
         self.intents.append(intent)
         return intent
-
-
-def _joined(headers: Mapping[str, str] | None, more: Mapping[str, str]) -> dict[str, str]:
-    if not headers:
-        return dict(more)
-    if not isinstance(headers, Mapping):
-        raise Invalid(what="headers", why="not a mapping", found=type(headers).__name__)
-    twice = sorted(headers.keys() & more.keys())
-    if twice:
-        raise Invalid(what="headers", why="given twice", found=twice)
-    return {**headers, **more}
-
-
-def _plain(what: str, value: Any) -> bytes:
-    try:
-        return codec.pack(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise Invalid(what=what, why=str(error)) from None
-
-
-def _packed(record: codec.Record) -> bytes:
-    """The record's bytes, checked: what is wrong must fail here, not at the commit."""
-    try:
-        packed = codec.pack(record)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise Invalid(what=type(record).__name__, why=str(error)) from None
-    codec.unpack_as(type(record), packed)
-    return packed
 
 
 def _wall_ns(when: datetime) -> int:

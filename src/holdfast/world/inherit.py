@@ -173,10 +173,17 @@ def _due(txn: Txn, intent: Intent, slot: str) -> tuple[Intent, int, bool]:
         if row is not None:
             item = items.decode(row)
             stored = codec.unpack_as(Intent, queue.payload_of(txn, item))
-            return stored, item.not_before_ns, held.calendar
+            # Occurrences have other names, but the birth of the timer that was set: what lies in the
+            # slot may be another's, set since.
+            if _birth(stored) == _birth(intent):
+                return stored, item.not_before_ns, held.calendar
     if timer.cron:
         intent, at_ns = every.first(replace(intent, enqueued_at_ns=txn.now_ns), timer)
         return intent, at_ns, True
     if timer.wall_ns is not None:
         return intent, timer.wall_ns, True
     return intent, max(intent.enqueued_at_ns + (timer.delay_ns or 0), txn.now_ns), False
+
+
+def _birth(intent: Intent) -> tuple[int, int]:
+    return intent.generation, intent.from_height

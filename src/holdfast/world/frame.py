@@ -1,0 +1,65 @@
+"""What surrounds one step of a world: its place and time, its cause, and how its code names things."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from holdfast import codec
+from holdfast.errors import Invalid
+from holdfast.messages import FabricSendParams, Ingress
+
+
+class Vocabulary(Protocol):
+    """How an application names its events, worlds and effects."""
+
+    def encode_event(self, event: Any) -> tuple[str, bytes]: ...
+    def world_type(self, kind: Any) -> str: ...
+    def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall: ...
+
+    def check_mail(self, mail: FabricSendParams) -> None:
+        """Invalid unless this code could read it: for mail that stays in the universe."""
+
+
+class EffectCall(codec.Record, frozen=True):
+    """An effect with its arguments and options, before it has an identity."""
+
+    kind: str
+    params: bytes
+    priority: int = 0
+    timeout_ns: int = 0
+    tag: str = ""
+    key: str | None = None
+
+
+class Frame(codec.Record, frozen=True):
+    """Where and when a step happens."""
+
+    universe: str
+    world_id: str
+    name: str
+    height: int
+    wall_ns: int
+    entropy: bytes
+    generation: int
+    correlation_id: str | None = None
+    # Whether this world handles receipts of its mail.
+    mail_answered: bool = False
+    # What is being reacted to.
+    cause: Ingress | None = None
+
+
+def packed_plain(what: str, value: Any) -> bytes:
+    try:
+        return codec.pack(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise Invalid(what=what, why=str(error)) from None
+
+
+def packed(record: codec.Record) -> bytes:
+    """The record's bytes, checked: what is wrong must fail here, not at the commit."""
+    try:
+        packed = codec.pack(record)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise Invalid(what=type(record).__name__, why=str(error)) from None
+    codec.unpack_as(type(record), packed)
+    return packed

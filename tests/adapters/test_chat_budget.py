@@ -1,0 +1,243 @@
+"""Chats within budgets: set aside when they are claimed, settled with their receipt, never overspent."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+import holdfast as hf
+from holdfast import codec
+from holdfast import store as stores
+from holdfast.adapters import llm
+from holdfast.app.shipped.llm import Chat
+from holdfast.effects.budget import MONEY, TOKENS, Account
+from holdfast.errors import Invalid
+from holdfast.store.api import Store
+from tests.adapters.rig import Seen, Server, answer, serving
+from tests.adapters.test_llm import HELLO, PATH, SECRET, completion
+
+MODULES = ("holdfast.app.shipped.llm", "holdfast.roles.admission", "holdfast.effects.budget")
+
+WAIT_S = 30.0
+MAX_TOKENS = 100
+
+
+class Say(hf.Event):
+    model: str = "m"
+    times: int = 1
+    options: dict[str, Any] = msgspec.field(default_factory=dict)
+    messages: list[dict[str, Any]] = msgspec.field(default_factory=lambda: list(HELLO))
+
+
+class Talk:
+    """An app whose agents chat at a server, and the store it runs on."""
+
+    def __init__(self, server: Server, store: Store, chat: Chat) -> None:
+        self.store = store
+        self.chat = chat
+
+        class Agent(hf.World):
+            told: list[str] = msgspec.field(default_factory=list)
+            cost: float = 0.0
+
+            @hf.on(Say)
+            def say(self, event: Say, cx: hf.Context) -> None:
+                options = {"max_tokens": MAX_TOKENS, **event.options}
+                for _ in range(event.times):
+                    cx.do(chat, event.messages, event.model, options)
+
+            @hf.on(chat)
+            def heard(self, receipt: hf.Receipt[hf.llm.Reply], cx: hf.Context) -> None:
+                self.told.append(receipt.code or receipt.status)
+                self.cost += receipt.cost
+
+        self.app = hf.App("agents", worlds=[Agent])
+        self.agent = Agent
+        self.runtime: Any = None
+
+    def say(self, name: str = "ada", **said: Any) -> list[str]:
+        """Have an agent say something; what it was told, all in all, once it was answered."""
+        world = self.runtime.world(self.agent, name)
+        world.create()
+        told = len(world.state().told) + said.get("times", 1)
+        world.send(Say(**said))
+        deadline = time.monotonic() + WAIT_S
+        while len(world.state().told) < told:
+            assert time.monotonic() < deadline, f"told {world.state().told}"
+            time.sleep(0.005)
+        answers: list[str] = world.state().told
+        return answers
+
+    def spent(self, unit: str, name: str = "") -> Account:
+        world = self.runtime.world(self.agent, name) if name else ""
+        return hf.llm.account(self.store, universe="agents", unit=unit, world=world)
+
+    def limit(self, **limits: Any) -> None:
+        hf.llm.set_limit(self.store, universe="agents", **limits)
+
+    def most(self) -> dict[str, int]:
+        call = self.chat.call((HELLO, "m", {"max_tokens": MAX_TOKENS}), {})
+        prices = codec.pack(self.chat.endpoint.prices)
+        charges = self.store.read(llm.most.fn, call.params, prices)
+        return {charge.unit: charge.amount for charge in charges}
+
+
+@contextmanager
+def talking(server: Server, **options: Any) -> Iterator[Talk]:
+    prices = {"m": hf.llm.Price(input=1.0, output=10.0)}
+    endpoint = hf.llm.Endpoint(server.url("/v1"), SECRET, prices)
+    chat = hf.llm.declare(endpoint=endpoint, **{"attempts": 1, **options})
+    with stores.open("memory:") as store:
+        talk = Talk(server, store, chat)
+        with talk.app.open(store) as runtime:
+            talk.runtime = runtime
+            yield talk
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with serving() as server:
+        server.routes[PATH] = answer(200, completion(usage=(7, 3)))
+        yield server
+
+
+@pytest.fixture
+def talk(server: Server) -> Iterator[Talk]:
+    with talking(server) as talk:
+        yield talk
+
+
+def test_a_chat_is_booked_in_its_world_and_its_universe(talk: Talk) -> None:
+    assert talk.say() == ["ok"]
+    assert talk.spent(TOKENS) == talk.spent(TOKENS, "ada") == Account(10, 0, None)
+    assert talk.spent(MONEY) == talk.spent(MONEY, "ada") == Account(37, 0, None)
+
+
+def test_the_world_sees_what_it_spent(talk: Talk) -> None:
+    talk.say(times=2)
+    cost = talk.runtime.world(talk.agent, "ada").state().cost
+    assert cost == pytest.approx(2 * 37e-6)
+
+
+def test_the_most_is_set_aside_while_the_call_is_made(server: Server, talk: Talk) -> None:
+    during: list[Account] = []
+
+    def look(handler: Any, seen: Seen) -> None:
+        during.append(talk.spent(TOKENS))
+        answer(200, completion(usage=(7, 3)))(handler, seen)
+
+    server.routes[PATH] = look
+    talk.say()
+    assert during == [Account(0, talk.most()[TOKENS], None)]
+    assert talk.spent(TOKENS) == Account(10, 0, None)
+
+
+def test_over_budget_nothing_is_asked(server: Server, talk: Talk) -> None:
+    talk.limit(tokens=50)
+    assert talk.say() == ["over_budget"]
+    assert server.seen == []
+    assert talk.spent(TOKENS) == Account(0, 0, 50)
+
+
+def test_a_budget_in_money_of_each_world_holds(server: Server, talk: Talk) -> None:
+    server.routes[PATH] = answer(200, completion(usage=(100, 90)))
+    talk.limit(each_world=True, money=0.0015)
+    assert talk.say("ada") == ["ok"]
+    assert talk.say("ada") == ["ok", "over_budget"]
+    assert talk.say("bob") == ["ok"]
+    assert len(server.seen) == 2
+
+
+def test_the_budget_of_one_world_binds_no_other(server: Server, talk: Talk) -> None:
+    ada = talk.runtime.world(talk.agent, "ada")
+    ada.create()
+    talk.limit(world=ada, tokens=1)
+    assert (talk.say("ada"), talk.say("bob")) == (["over_budget"], ["ok"])
+
+
+@pytest.mark.parametrize("status", [400, 401, 429, 503])
+def test_what_was_not_answered_costs_nothing(server: Server, talk: Talk, status: int) -> None:
+    server.routes[PATH] = answer(status)
+    talk.say()
+    assert talk.spent(TOKENS) == talk.spent(TOKENS, "ada") == Account(0, 0, None)
+
+
+@pytest.mark.parametrize("body", [b"junk", completion(usage=None)])
+def test_an_answer_whose_bill_is_not_known_is_booked_at_its_most(
+    server: Server, talk: Talk, body: bytes
+) -> None:
+    server.routes[PATH] = answer(200, body)
+    talk.say()
+    assert talk.spent(TOKENS) == Account(talk.most()[TOKENS], 0, None)
+
+
+def test_a_call_that_broke_off_is_booked_at_its_most_and_the_next_as_it_is(
+    server: Server,
+) -> None:
+    def second_time(handler: Any, seen: Seen) -> None:
+        if len(server.seen) == 1:
+            server.over.wait(30)
+        else:
+            answer(200, completion(usage=(7, 3)))(handler, seen)
+
+    server.routes[PATH] = second_time
+    with talking(server, attempts=2) as talk:
+        assert talk.say(options={"timeout_s": 0.2}) == ["ok"]
+        assert talk.spent(TOKENS) == Account(talk.most()[TOKENS] + 10, 0, None)
+
+
+def test_chats_at_the_same_time_cannot_overspend(server: Server, talk: Talk) -> None:
+    most = talk.most()[TOKENS]
+    talk.limit(tokens=3 * most)
+    together = threading.Barrier(3)
+
+    def all_at_once(handler: Any, seen: Seen) -> None:
+        together.wait(20)
+        answer(200, completion(usage=(most - MAX_TOKENS, MAX_TOKENS)))(handler, seen)
+
+    server.routes[PATH] = all_at_once
+    told = talk.say(times=10)
+    assert (told.count("ok"), told.count("over_budget")) == (3, 7)
+    assert len(server.seen) == 3
+    assert talk.spent(TOKENS) == Account(3 * most, 0, 3 * most)
+
+
+def test_what_others_have_set_aside_is_waited_for(server: Server, talk: Talk) -> None:
+    talk.limit(tokens=2 * talk.most()[TOKENS])
+    assert talk.say(times=6) == ["ok"] * 6
+    assert talk.spent(TOKENS).spent == 60
+
+
+def test_where_money_is_limited_a_model_without_a_price_is_not_asked(
+    server: Server, talk: Talk
+) -> None:
+    talk.limit(money=1.0)
+    assert talk.say(model="unknown") == ["not_configured"]
+    assert server.seen == []
+    talk.limit(money=None)
+    assert talk.say(model="unknown") == ["not_configured", "ok"]
+
+
+def test_an_image_without_a_bound_is_not_asked(server: Server, talk: Talk) -> None:
+    image = [{"role": "user", "content": [{"type": "image_url"}]}]
+    assert talk.say(messages=image) == ["invalid"]
+    assert server.seen == []
+    assert talk.say(messages=image, options={"input_tokens_max": 50}) == ["invalid", "ok"]
+
+
+def test_a_limit_is_of_one_world_or_of_each(talk: Talk) -> None:
+    with pytest.raises(Invalid):
+        talk.limit(world="w", each_world=True, tokens=1)
+
+
+def test_the_key_of_the_endpoint_is_in_nothing_that_is_stored(talk: Talk) -> None:
+    talk.say()
+    rows = talk.store.read(lambda txn: txn.scan(b"", b"\xff"))
+    assert rows
+    assert not any(SECRET.encode() in row for _, row in rows)
