@@ -38,7 +38,7 @@ class Timers(FlowClient):
             for at in range(count)
         ]
         self.send(wakes)
-        each = [len(range(at, count, worlds)) for at in range(worlds)]
+        each = _each(count, worlds)
         self.until(names, each)
         set_s = (time.time_ns() - began_ns) / 1e9
         if set_s > lead_s:
@@ -65,7 +65,7 @@ class Timers(FlowClient):
             time.sleep(max(due - time.perf_counter(), 0))
             due_ns = time.time_ns() + int(wait_s * S)
             self.send([(names[at % len(names)], Wake(due_ns, True))])
-        each = [len(range(at, count, len(names))) for at in range(len(names))]
+        each = _each(count, len(names))
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         late: list[float] = []
         for name, was in zip(names, before, strict=True):
@@ -109,7 +109,7 @@ class Timers(FlowClient):
         before = self.heights(names)
         due_ns = time.time_ns() + int(lead_s * S)
         self.send([(names[at % len(names)], Wake(due_ns)) for at in range(count)])
-        each = [len(range(at, count, len(names))) for at in range(len(names))]
+        each = _each(count, len(names))
         self.until(names, [was + n for was, n in zip(before, each, strict=True)])
         time.sleep(max(due_ns - time.time_ns(), 0) / S + 0.005)
         wall_ns = time.time_ns()
@@ -125,7 +125,7 @@ class Timers(FlowClient):
         before = self.heights(names)
         due_ns = time.time_ns() + int(lead_s * S)
         self.send([(names[at % len(names)], Wake(due_ns)) for at in range(count)])
-        each = [len(range(at, count, len(names))) for at in range(len(names))]
+        each = _each(count, len(names))
         self.until(names, [was + 2 * n for was, n in zip(before, each, strict=True)])
         last_ns = 0
         for name, was in zip(names, before, strict=True):
@@ -133,3 +133,8 @@ class Timers(FlowClient):
                 if isinstance(one.event, Woken):
                     last_ns = max(last_ns, one.step.wall_ns)
         return {"seconds": (last_ns - due_ns) / 1e9}
+
+
+def _each(count: int, worlds: int) -> list[int]:
+    """How many of them each world gets, by turns."""
+    return [len(range(at, count, worlds)) for at in range(worlds)]

@@ -1147,3 +1147,45 @@ def test_a_will_that_nobody_can_execute_is_refused_at_the_door(store: Store) -> 
     with pytest.raises(Invalid):
         store.transact(queue.put, "q", b"x", 0, 0, "", "os:system")
     assert store.read(queue.counts, "q") == queue.Counts()
+
+
+# -- what may be what its workers died of ----------------------------------------------------------
+
+ALONE = Budget(expiries_max=10, alone_from=2)
+
+
+def outlive(store: Store, clock: SimClock, claims: int) -> None:
+    """Everything that is there outlives so many claims."""
+    for _ in range(claims):
+        claim(store, 100, owner="dead", budget=Budget(expiries_max=10))
+        clock.advance(LAPSE)
+    store.transact(queue.reap, "q", 100, ALONE)
+
+
+def claimed(store: Store, limit: int = 10, budget: Budget = ALONE, **options: Any) -> list[bytes]:
+    return [one.payload for one in claim(store, limit, budget=budget, **options)]
+
+
+def test_a_suspect_that_is_first_is_claimed_by_itself(sim_store: Store, clock: SimClock) -> None:
+    put(sim_store, b"s1", b"s2")
+    outlive(sim_store, clock, 2)
+    put(sim_store, b"a", b"b")
+    assert [claimed(sim_store) for _ in range(3)] == [[b"s1"], [b"s2"], [b"a", b"b"]]
+
+
+def test_others_pass_by_a_suspect_that_is_not_first(sim_store: Store, clock: SimClock) -> None:
+    put(sim_store, b"s")
+    outlive(sim_store, clock, 2)
+    put(sim_store, b"a", b"b", priority=1)
+    put(sim_store, b"c")
+    assert [claimed(sim_store) for _ in range(2)] == [[b"a", b"b", b"c"], [b"s"]]
+
+
+def test_an_item_is_no_suspect_before_its_time_and_never_without_a_bound(
+    sim_store: Store, clock: SimClock
+) -> None:
+    put(sim_store, b"a", b"b")
+    outlive(sim_store, clock, 1)
+    assert claimed(sim_store) == [b"a", b"b"]
+    clock.advance(LAPSE)
+    assert claimed(sim_store, budget=Budget(expiries_max=10)) == [b"a", b"b"]

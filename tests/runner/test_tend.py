@@ -143,7 +143,7 @@ def test_all_claims_are_extended_in_one_commit_and_seldom(rig: Rig) -> None:
     runner.tick()
     before = rig.backend.commits
     ticks(rig, runner, 10 * TTL_MS / 1000)
-    assert 20 <= rig.backend.commits - before <= 30
+    assert 20 <= rig.backend.commits - before <= 32
     calls.let_go(*payloads)
     assert settled(runner, 20).done == 20
 
@@ -162,7 +162,7 @@ def test_an_idle_crew_extends_nothing(rig: Rig) -> None:
 def test_the_claim_of_a_handler_that_sets_no_bound_runs_out(rig: Rig) -> None:
     rig.put(b"a")
     calls = Calls(rig, limit_ns=0)
-    runner = tended(rig, calls)
+    runner = tended(rig, calls, concurrency=1)
     runner.tick()
     calls.wait_inside(b"a")
     ticks(rig, runner, 2 * TTL_MS / 1000)

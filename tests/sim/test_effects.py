@@ -8,7 +8,7 @@ import pytest
 from holdfast.sim import exhaustive, outside, settings
 from holdfast.sim.actor import Life
 from holdfast.sim.faults import Fault
-from holdfast.sim.outside import DIES_AFTER, DIES_BEFORE, Outside
+from holdfast.sim.outside import DIES_AFTER, DIES_BEFORE, WELL, Outside
 from holdfast.sim.run import Result, run_seed
 from holdfast.sim.scheduler import Threads
 from holdfast.sim.settings import Workload
@@ -93,7 +93,7 @@ def test_pools_that_die_at_calls_leave_one_receipt_each(
     so each effect ends once, and each repeated call has the key of the first."""
 
     def fate(self: Outside, life: Life) -> int:
-        return when if life.tape.chance(500) else 0
+        return when if life.tape.chance(500) else WELL
 
     monkeypatch.setattr(outside.Outside, "fate", fate)
     died = "effect: died before the call" if when == DIES_BEFORE else "effect: died after the call"

@@ -48,6 +48,9 @@ class Budget(Record, frozen=True):
 
     failures_max: int = 5
     expiries_max: int = 3
+    # From so many expiries on an item is claimed by itself, for it may be what its workers died of:
+    # what is claimed beside it would be held to account for the next death. 0: never.
+    alone_from: int = 0
 
 
 class Token(Record, frozen=True):
@@ -345,7 +348,7 @@ def _lost(token: Token) -> ClaimLost:
 
 
 def check_budget(budget: Budget) -> None:
-    if budget.failures_max < 1 or budget.expiries_max < 1:
+    if budget.failures_max < 1 or budget.expiries_max < 1 or budget.alone_from < 0:
         raise Invalid(
             what="budget",
             why="each is 1 or more",

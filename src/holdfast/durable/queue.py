@@ -173,7 +173,8 @@ def claim_judged(
     by_owner = keys.owners + pack_owner(owner)
     put, delete, by_seq = txn.put, txn.delete, keys.items
     claims: list[Claim] = []
-    found = _next(txn, keys, keys.ready, limit)
+    alone_from = budget.alone_from
+    found = _next(txn, keys, keys.ready, limit, alone_from)
     turned_away = 0
     if admission is not None and found:
         asked, looked, seen = limit, len(found), found
@@ -181,7 +182,7 @@ def claim_judged(
         # What is not admitted makes room for those behind it.
         while seen and len(seen) == asked and len(found) < limit and looked < sweep:
             asked = min(limit - len(found), sweep - looked)
-            seen = _next(txn, keys, seen[-1][0] + b"\x00", asked)
+            seen = _next(txn, keys, seen[-1][0] + b"\x00", asked, alone_from, bool(found))
             looked += len(seen)
             found += _admitted(txn, keys, seen, admission, tally) if seen else []
         turned_away = looked - len(found)
@@ -204,13 +205,23 @@ def claim_judged(
 _Ready = tuple[bytes, bytes, Item]
 
 
-def _next(txn: Txn, keys: Keys, start: bytes, limit: int) -> list[_Ready]:
-    """What is ready, from a key of the index on. It has its turn now, whatever becomes of it."""
+def _next(
+    txn: Txn, keys: Keys, start: bytes, limit: int, alone_from: int, beside: bool = False
+) -> list[_Ready]:
+    """What is ready, from a key of the index on. It has its turn now, whatever becomes of it.
+
+    A suspect is found by itself, when it is the first; others pass by it.
+    """
     get, by_seq = txn.get, keys.items
     found: list[_Ready] = []
     for key, packed_seq in txn.scan(start, tuples.after(keys.ready), limit):
         row = get(by_seq + packed_seq)
         was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
+        if alone_from and was.expiries >= alone_from:
+            if found or beside:
+                continue
+            found.append((key, packed_seq, was))
+            break
         found.append((key, packed_seq, was))
     grouped = [was for _, _, was in found if was.group]
     if grouped:

@@ -23,7 +23,6 @@ from typing import Any
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX
-from holdfast.durable import item as items
 from holdfast.durable import queue
 from holdfast.durable.queue import Admission
 from holdfast.effects import budget
@@ -45,7 +44,6 @@ from holdfast.runner import Policy, Runner
 from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.faults import Faults
 from holdfast.runner.runner import Throttle
-from holdfast.store import tuples
 from holdfast.store.api import Store, Txn
 from holdfast.world import publish
 
@@ -104,11 +102,13 @@ class AdapterPool(RunnerRole):
         super().__init__(runners)
 
     def join(self, timeout_s: float | None = None) -> None:
-        super().join(timeout_s)
-        self._fabric.close()
-        self._closed = True
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+        try:
+            super().join(timeout_s)
+        finally:
+            self._fabric.close()
+            self._closed = True
+            if self._loop is not None:
+                self._loop.call_soon_threadsafe(self._loop.stop)
 
     def wait_for(self, result: Awaitable[Any], timeout_s: float) -> Any:
         """Run a coroutine in the pool's event loop, or here, and wait for it."""
@@ -142,6 +142,7 @@ class AdapterPool(RunnerRole):
             lease_ttl_ms=inline_ms if self._inline else max(int(self._claim_s * 1000), 100),
             retry_budget_max=adapter.attempts,
             max_batch=BATCH,
+            alone_from=SUSPECT,
             tend=not self._inline,
             on_fatal="go_on",
             faults=Faults().retrying(Exception),
@@ -150,7 +151,7 @@ class AdapterPool(RunnerRole):
     def _throttle(self, adapter: Adapter, name: str) -> Throttle | None:
         if adapter.rate_per_s is not None:
             return _Rate(self._store, name, adapter.rate_per_s)
-        return _Suspects(self._store, name) if self._inline else None
+        return None
 
     def _admission(self, adapter: Adapter) -> Admission:
         self._lapse()
@@ -181,31 +182,6 @@ class AdapterPool(RunnerRole):
         while not self._closed:
             with contextlib.suppress(BaseException):
                 self._loop.run_forever()
-
-
-class _Suspects:
-    """Of effects that are done in line, one that a worker may have died of is done alone.
-
-    Else it would take its whole batch with it, every time, until all of them were given up.
-    """
-
-    def __init__(self, store: Store, name: str) -> None:
-        self._store = store
-        self._keys = items.keys_of(name)
-
-    def allow(self, limit: int) -> int:
-        return 1 if self._store.read(self._suspect) else limit
-
-    def wait_ns(self) -> int:
-        return 0
-
-    def _suspect(self, txn: Txn) -> bool:
-        """Whether a claim has run out, or what comes next has outlived some."""
-        keys = self._keys
-        if txn.scan(keys.claims, keys.claims + items.pack_int(txn.now_ns + 1), 1):
-            return True
-        head = txn.scan(keys.ready, tuples.after(keys.ready), 1)
-        return bool(head) and items.load(txn, keys, head[0][1]).expiries >= SUSPECT - 1
 
 
 class _Rate:

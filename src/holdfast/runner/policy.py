@@ -29,6 +29,8 @@ class Policy:
     retry_budget_max: int = 5
     # Claims of an item that may run out (its worker died or hung) before it is a dead letter.
     expiries_max: int = 3
+    # An item is claimed by itself after so many claims of it ran out; 0: never.
+    alone_from: int = 0
     # Extend the claims of a crew for as long as its handlers are within their time, and end those
     # that are not. A handler sets its own bound (`work.limit_ns`); without one its claim runs out.
     tend: bool = False
@@ -78,7 +80,7 @@ class Policy:
 
     @property
     def budget(self) -> Budget:
-        return Budget(failures_max=self.retry_budget_max, expiries_max=self.expiries_max)
+        return Budget(self.retry_budget_max, self.expiries_max, self.alone_from)
 
     def reserved(self, tick: int, limit: int) -> int:
         """How many of a tick's places belong to timers first.

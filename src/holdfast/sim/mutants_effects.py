@@ -122,7 +122,11 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit(_take, "held is None or held.intent_hash != intent.intent_hash", "held is None"),
     ),
     "timer: by the reducer's clock": (
-        Edit(_set_timer, "else txn.now_ns", "else intent.enqueued_at_ns"),
+        Edit(
+            _set_timer,
+            "min(wanted_ns, txn.now_ns) if wanted_ns else txn.now_ns",
+            "intent.enqueued_at_ns",
+        ),
     ),
     "timer: a second early": (
         Edit(_fire_due, "now_ns=txn.now_ns", "now_ns=txn.now_ns + 1_000_000_000"),
@@ -173,6 +177,22 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit(_send, "tell(txn, intent, fabric.receipt_of(intent, mail, found))", "pass"),
     ),
     "mail: no hint": (Edit(_accept, "catalog.hint(txn, universe, world_id)", "pass"),),
+    "mail abroad: sent again, taken for new": (
+        Edit(_accept, "subject, key, body, issued_ns, meaning", "subject, None, body, None, meaning"),
+    ),
+    "mail abroad: delivered, and nobody told": (
+        Edit(
+            "roles.fabric:Lane.__call__",
+            "work.join(outbox.conclude, codec.unpack_as(Intent, work.payload), found)",
+            "pass",
+        ),
+    ),
+    "mail abroad: lost on the way to its lane": (
+        Edit("roles.fabric:Sorting.__call__", "work.join(outbox.forward, intent, to)", "pass"),
+    ),
+    "mail abroad: told, and still pending": (
+        Edit("world.outbox:_end", "publish.end(txn, universe, intent.intent_hash) is None", "False"),
+    ),
     # forks
     "fork: effects failed, and nobody told": (
         Edit(_bequeath, "deliver_to(txn, intent.universe_id, child_id, None, ingress)", "pass"),

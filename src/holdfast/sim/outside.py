@@ -22,11 +22,12 @@ from holdfast.sim.actor import Life
 from holdfast.sim.inplace import in_place
 from holdfast.sim.world_app import EFFECT_TIMEOUT_S, pay, quote
 
-# Of so many calls, as many end well as are not named here.
-FATES = 24
-(FAILS, FAILS_TOO, REFUSES, ODD, HANGS, LATE, DIES_BEFORE, DIES_AFTER, EXITS, DAWDLES) = range(
-    1, 11
-)
+WELL, FAILS, REFUSES, ODD, HANGS, LATE, DIES_BEFORE, DIES_AFTER, EXITS, DAWDLES = range(10)
+# Of so many calls, as many end so.
+FATES = (
+    *[WELL] * 13, *[FAILS] * 4, REFUSES, ODD, *[HANGS] * 3, LATE, DIES_BEFORE, DIES_AFTER, EXITS,
+    DAWDLES,
+)  # fmt: skip
 
 
 class NotNow(Busy):
@@ -69,10 +70,10 @@ class Outside:
 
     def fate(self, life: Life) -> int:
         """What becomes of a call, as the tape says."""
-        return life.tape.draw(FATES)
+        return int(life.tape.pick(FATES))
 
     def _begin(self, life: Life, kind: str, call: Call, what: str, order: str) -> tuple[int, int]:
-        fate = 0 if life.calm else self.fate(life)
+        fate = WELL if life.calm else self.fate(life)
         if fate == DIES_BEFORE:
             life.seen("effect: died before the call")
             _die(life)
@@ -85,7 +86,7 @@ class Outside:
         return number, fate
 
     def _end(self, life: Life, fate: int, answer: Any) -> Any:
-        if fate in (FAILS, FAILS_TOO):
+        if fate == FAILS:
             raise NotNow(why="the other end is busy")
         if fate == REFUSES:
             raise Never(why="the other end refuses")

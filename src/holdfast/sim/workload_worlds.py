@@ -89,7 +89,10 @@ def worlds(settings: Settings) -> list[Actor]:
     return [
         *(AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)),
         *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(settings.orchestrators)),
-        *(Performing(f"pool{n}", app, outside.adapters, changes) for n in range(settings.pools)),
+        *(
+            Performing(f"pool{n}", app, outside.adapters, changes, abroad=abroad)
+            for n in range(settings.pools)
+        ),
         *(Firing(f"timer{n}", app) for n in range(settings.timer_workers)),
         *(Sender(f"sender{n}") for n in range(settings.senders)),
         Keeper("keeper"),
@@ -164,12 +167,22 @@ class Sender(Actor):
         id = f"{self.name}-{self.sent}"
         accounts = [f"a{n}" for n in range(life.settings.accounts)]
         to = life.tape.pick(accounts)
+        wanting = life.settings.workload == Workload.EFFECTS
         if life.tape.chance(200):
             to = f"{to}.f{life.tape.draw(FORKS)}"
-        wanting = life.settings.workload == Workload.EFFECTS
+            to = _fork_there(life, to) if wanting else to
         event = _wanting(life, id, accounts) if wanting else _event(life, id, accounts)
         name, value = app.encode_event(event)
         return to, id, event_ingress(name, value), life.store.now_ns()
+
+
+def _fork_there(life: Life, to: str) -> str:
+    """A fork that is there, if there is any."""
+    try:
+        there = [one.name for one in life.store.peek(_worlds) if "." in one.name]
+    except StoreReplaced:
+        return to
+    return str(life.tape.pick(there)) if there else to
 
 
 # Names of forks that an account may have.
@@ -271,6 +284,9 @@ class Keeper(Actor):
                 life.store.transact(workers.drain, UNIVERSE, one.worker, False)
 
     def _meddle(self, life: Life) -> None:
+        if life.settings.workload == Workload.EFFECTS and life.tape.chance(250):
+            self._redrive(life)
+            return
         choice = life.tape.draw(20)
         if choice < 4:
             self._fork(life)
