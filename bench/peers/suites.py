@@ -102,7 +102,8 @@ For the peers: a step of theirs is a function called in the flow's own process, 
 into a queue, claimed by a pool, done under a claim, and its receipt delivered to an inbox; they are
 timed inside of their handlers, ours from the journal and from outside, with both commits in it.
 DBOS's workflows are called where they run, without its queues; Restate's client is written by hand
-for speed, and its handler runs in as many processes as there are cores. Our client looks at
+for speed, its handler runs in as many processes as there are cores, and its sleeps are whole
+milliseconds, rounded down. Our client looks at
 journals and takes processor time for it. Restate and PostgreSQL can run on many machines, and the
 embedded store cannot: what they do for that is in their figures.
 

@@ -4,6 +4,8 @@ import ipaddress
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from holdfast.adapters.errors import Forbidden, Unavailable
 from holdfast.adapters.guard import Guard, Reach, is_public
@@ -148,6 +150,40 @@ def test_every_address_of_a_name_is_tried_in_order_up_to_a_bound() -> None:
     assert names.asked == ["many.test"]
 
 
+@given(st.integers(0, 2**32 - 1))
+def test_what_the_guard_calls_public_is_global_by_the_registry_too(number: int) -> None:
+    address = ipaddress.IPv4Address(number)
+    assert not is_public(address) or (address.is_global and not address.is_multicast)
+
+
+@given(st.integers(0, 2**128 - 1) | st.integers(0x2000 << 112, (0x4000 << 112) - 1))
+def test_what_the_guard_calls_public_in_ipv6_is_global_and_holds_no_ipv4(number: int) -> None:
+    address = ipaddress.IPv6Address(number)
+    held = (address.ipv4_mapped, address.sixtofour, address.teredo)
+    assert not is_public(address) or (address.is_global and held == (None, None, None))
+
+
+@given(st.integers(0, 2**32 - 1), st.sampled_from(["{:d}", "{:#x}", "0{:o}", "0{:011o}", "{:#X}"]))
+def test_no_number_is_a_host_whatever_its_base(number: int, spelling: str) -> None:
+    with pytest.raises(Forbidden):
+        Guard(Reach(ports=())).admit("http", spelling.format(number), None)
+
+
+@given(
+    st.lists(st.integers(0, 255), min_size=4, max_size=4),
+    st.lists(st.sampled_from(["{:#x}", "0{:o}", "{:#04X}", "00{:d}"]), min_size=4, max_size=4),
+    st.integers(1, 4),
+)
+def test_no_dotted_number_in_another_base_is_a_host(
+    parts: list[int], spellings: list[str], kept: int
+) -> None:
+    host = ".".join(how.format(part) for how, part in zip(spellings, parts, strict=True))
+    shorter = ".".join(host.split(".")[:kept])
+    for wrong in (host, shorter, host + "."):
+        with pytest.raises(Forbidden):
+            Guard(Reach(ports=())).admit("http", wrong, None)
+
+
 @pytest.mark.parametrize(
     "address", ["8.8.8.8", "93.184.216.34", "1.1.1.1", "172.32.0.1", "11.0.0.1"]
 )
@@ -166,6 +202,56 @@ def test_a_network_of_the_operator_opens_that_network_and_no_other() -> None:
     for other in ("10.2.0.1", "127.0.0.1", "::ffff:10.1.2.3"):
         with pytest.raises(Forbidden):
             guard.addresses("a.test", 80, [other])
+
+
+@pytest.mark.parametrize(
+    ("reach", "url", "asked"),
+    [
+        (Reach(), "http://93.184.216.34/", ("93.184.216.34", 80)),
+        (Reach(), "https://[2606:4700::1111]/", ("2606:4700::1111", 443)),
+        (Reach(), "http://public.test./", ("93.184.216.34", 80)),
+        (Reach(), "HTTPS://PUBLIC.test/", ("93.184.216.34", 443)),
+        (Reach(cidrs=("10.0.0.0/8",)), "http://10.1.2.3/", ("10.1.2.3", 80)),
+        (Reach(cidrs=("10.0.0.0/8",)), "http://inside.test/", ("10.0.0.9", 80)),
+        (Reach(cidrs=("127.0.0.1/32",), ports=(8080,)), "http://127.0.0.1:8080/", ("127.0.0.1", 8080)),
+        (Reach(cidrs=("fd00::/8",)), "http://[fd00::7]/", ("fd00::7", 80)),
+        (Reach(cidrs=("::1/128",), ports=()), "http://[::1]:9/", ("::1", 9)),
+        (Reach(hosts=("*.test",)), "https://a.b.test/", ("93.184.216.34", 443)),
+        (Reach(hosts=("93.184.216.34",)), "http://93.184.216.34/", ("93.184.216.34", 80)),
+        (Reach(ports=(8443,)), "https://public.test:8443/", ("93.184.216.34", 8443)),
+    ],
+)  # fmt: skip
+def test_what_is_allowed_is_connected_to_where_it_was_resolved(
+    reach: Reach, url: str, asked: tuple[str, int]
+) -> None:
+    http, connector, _ = recorded(reach, Names(inside_test=[["10.0.0.9"]]))
+    with pytest.raises(Unavailable):
+        run(http.request("GET", url, None, key="k"))
+    assert connector.asked == [asked]
+
+
+@pytest.mark.parametrize(
+    ("reach", "url"),
+    [
+        (Reach(cidrs=("10.0.0.0/8",)), "http://11.0.0.1:81/"),
+        (Reach(cidrs=("10.0.0.0/8",)), "http://10.1.2.3:8080/"),
+        (Reach(cidrs=("10.0.0.0/8",)), "http://[::ffff:10.1.2.3]/"),
+        (Reach(cidrs=("10.0.0.0/8",)), "http://0xa.1/"),
+        (Reach(cidrs=("10.0.0.0/8",)), "http://167772161/"),
+        (Reach(cidrs=("127.0.0.1/32",)), "http://127.0.0.2/"),
+        (Reach(cidrs=("fd00::/8",)), "http://[fe80::1]/"),
+        (Reach(hosts=("api.test",)), "http://api.test.evil.test/"),
+        (Reach(hosts=("api.test",)), "http://evil.test/api.test"),
+        (Reach(hosts=("api.test",)), "http://api.test@evil.test/"),
+        (Reach(hosts=("*.api.test",)), "http://evilapi.test/"),
+        (Reach(schemes=("https",)), "http://public.test/"),
+    ],
+)
+def test_what_is_allowed_opens_nothing_beside_it(reach: Reach, url: str) -> None:
+    http, connector, _ = recorded(reach)
+    with pytest.raises(Forbidden):
+        run(http.request("GET", url, None, key="k"))
+    assert connector.asked == []
 
 
 def test_a_list_of_hosts_admits_those_alone() -> None:

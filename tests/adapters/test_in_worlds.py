@@ -6,6 +6,7 @@ receipt.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,6 +34,10 @@ class Want(hf.Event):
     args: list[Any]
 
 
+class Unwant(hf.Event):
+    """Stop wanting what was wanted last."""
+
+
 class Told(msgspec.Struct, frozen=True):
     status: str
     code: str
@@ -47,10 +52,15 @@ def wanting(effect: Any) -> Iterator[Any]:
 
     class Wanter(hf.World):
         told: list[Told] = msgspec.field(default_factory=list)
+        last: bytes = b""
 
         @hf.on(Want)
         def want(self, event: Want, cx: hf.Context) -> None:
-            cx.do(effect, *event.args)
+            self.last = cx.do(effect, *event.args).intent_hash
+
+        @hf.on(Unwant)
+        def unwant(self, event: Unwant, cx: hf.Context) -> None:
+            cx.cancel(self.last)
 
         @hf.on(effect)
         def heard(self, receipt: hf.Receipt[Any], cx: hf.Context) -> None:
@@ -62,9 +72,13 @@ def wanting(effect: Any) -> Iterator[Any]:
         world = runtime.world(Wanter, "ada")
         world.create()
 
-        def want(*args: Any) -> Told:
+        def want(*args: Any, until: threading.Event | None = None) -> Told:
+            """Wait for the receipt; or until something has happened, and then stop wanting it."""
             before = len(world.state().told)
             world.send(Want(list(args)))
+            if until is not None:
+                assert until.wait(WAIT_S)
+                world.send(Unwant())
             deadline = time.monotonic() + WAIT_S
             while len(world.state().told) == before:
                 assert time.monotonic() < deadline, "no receipt came"
@@ -219,6 +233,23 @@ def test_two_requests_have_two_keys(server: Server) -> None:
         want("GET", server.url())
         want("GET", server.url())
     assert len(set(keys(server))) == 2
+
+
+def test_a_request_that_nobody_wants_any_more_is_broken_off(server: Server) -> None:
+    called, gone = threading.Event(), threading.Event()
+
+    def wait_for_the_end(handler: Any, seen: Seen) -> None:
+        called.set()
+        handler.connection.settimeout(WAIT_S)
+        if handler.connection.recv(1) == b"":
+            gone.set()
+
+    server.routes["/"] = wait_for_the_end
+    with wanting(requesting()) as want:
+        told = want("GET", server.url(), until=called)
+        assert (told.status, told.code) == ("error", "cancelled")
+        assert gone.wait(WAIT_S), "the connection was closed"
+    assert len(server.seen) == 1
 
 
 # -- mail ----------------------------------------------------------------------------------------

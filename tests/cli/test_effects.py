@@ -174,7 +174,7 @@ def test_timers_are_listed_by_their_time_and_shown_by_key(
     assert {timer["key"] for timer in told} == {"nap", "daily"}
     assert [timer["due_ns"] for timer in told] == sorted(timer["due_ns"] for timer in told)
     assert run("timers", "list", "--store", path).out.splitlines()[0].split() == [
-        "due", "world", "key", "event", "every",
+        "due", "clock", "world", "key", "event", "every",
     ]  # fmt: skip
     shown = run("timers", "show", "Buyer/ada", "daily", "--store", path).out
     assert "0 9 * * mon-fri" in shown

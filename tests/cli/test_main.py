@@ -39,7 +39,7 @@ def test_version(run: Run) -> None:
     assert run("--version").out == f"holdfast {__version__}\n"
 
 
-@pytest.mark.parametrize("argv", [[], ["nothing"], ["dead"], ["dead", "list"], ["backup"]])
+@pytest.mark.parametrize("argv", [[], ["nothing"], ["dead"], ["dead", "show"], ["backup"]])
 def test_wrong_usage_is_exit_code_2(run: Run, argv: list[str]) -> None:
     ran = run(*argv)
     assert ran.code == 2

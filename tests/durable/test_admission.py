@@ -218,6 +218,21 @@ def test_how_many_were_turned_away_is_told(store: Store) -> None:
     assert (len(claims), away) == (1, 3)
 
 
+def test_a_suspect_is_not_taken_into_the_place_of_one_that_was_turned_away(
+    sim_store: Store, clock: SimClock
+) -> None:
+    alone = queue.Budget(expiries_max=10, alone_from=1)
+    put(sim_store, b"take suspect")
+    sim_store.transact(queue.claim, "q", "dead", 1, TTL)
+    clock.advance(TTL + S)
+    sim_store.transact(queue.reap, "q", 1, alone)
+    put(sim_store, b"take 1", b"drop 2", priority=1)
+    claims = sim_store.transact(queue.claim, "q", "a", 2, TTL, alone, JUDGE)
+    assert [one.payload for one in claims] == [b"take 1"]
+    claims = sim_store.transact(queue.claim, "q", "a", 2, TTL, alone, JUDGE)
+    assert [one.payload for one in claims] == [b"take suspect"]
+
+
 # -- turns and blobs -------------------------------------------------------------------------------
 
 

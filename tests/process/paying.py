@@ -4,6 +4,7 @@ Whether a call is the first one of its order is known outside as well, by a file
 with a claim on an order that it never called has used up no first call.
 """
 
+import asyncio
 import os
 import signal
 
@@ -18,6 +19,13 @@ class Ordered(hf.Event):
     n: int
     # The first call of this order hangs: whoever makes it is to be killed.
     deadly: bool = False
+
+
+class Wired(hf.Event):
+    """The first call of each is a coroutine that does not end."""
+
+    first: int
+    last: int
 
 
 class Ruined(hf.Event):
@@ -42,6 +50,15 @@ def pay(call: hf.Call, n: int, deadly: bool) -> int:
     if deadly and first_call(n):
         print(f"called {n}", flush=True)
         os.read(0, 1)
+    return n
+
+
+@hf.effect("wire", attempts=3, timeout_s=60, concurrency=8)
+async def wire(call: hf.Call, n: int) -> int:
+    write_down(call, n)
+    if first_call(n):
+        print(f"called {n}", flush=True)
+        await asyncio.sleep(3600)
     return n
 
 
@@ -80,7 +97,12 @@ class Till(hf.World):
     def ordered(self, event: Ordered, cx: hf.Context) -> None:
         cx.do(pay, event.n, event.deadly)
 
-    @hf.on(pay)
+    @hf.on(Wired)
+    def wired(self, event: Wired, cx: hf.Context) -> None:
+        for n in range(event.first, event.last + 1):
+            cx.do(wire, n)
+
+    @hf.on(pay, wire)
     def done(self, receipt: hf.Receipt[int], cx: hf.Context) -> None:
         self.paid.append(receipt.value if receipt.ok else -1)
         self.attempts.append(receipt.attempts)

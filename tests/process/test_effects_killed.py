@@ -20,7 +20,7 @@ from holdfast.durable import queue
 from holdfast.store.api import Store
 from holdfast.world import publish
 from tests.process.conftest import LIMITS
-from tests.process.paying import LOG, Ordered, Ruined, Slept, Till, app
+from tests.process.paying import LOG, Ordered, Ruined, Slept, Till, Wired, app
 from tests.process.watch import until
 from tests.processes import Proc
 
@@ -28,6 +28,7 @@ UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
 # In the terms 200; fewer where time is short.
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "20"))
 ADAPTERS = 4
+WIRES = 40
 # A dead adapter's calls are made again after this.
 LEASE_S = "1"
 
@@ -122,6 +123,31 @@ def test_adapters_killed_between_call_and_receipt_leave_one_receipt_for_each_int
     assert counts == queue.Counts(done=KILLS + 1)
 
 
+def test_a_pool_killed_with_many_coroutines_under_way_leaves_one_receipt_for_each(
+    up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
+) -> None:
+    till.send(Wired(1, WIRES))
+    adapter = up("adapter", "--kinds", "wire")
+    kills = 0
+    while (paid := len(till.state().paid)) < WIRES:
+
+        def goes_on(adapter: Proc = adapter, paid: int = paid) -> bool:
+            assert adapter.running, f"ended by itself: {adapter.errors[-20:]}"
+            return _calling(adapter) or len(till.state().paid) > paid
+
+        until(goes_on, f"receipts: {kills} killed, {paid} paid")
+        if _calling(adapter):
+            adapter.kill()
+            kills += 1
+            adapter = up("adapter", "--kinds", "wire", ready=None)
+    seen = calls(tmp_path)
+    print(f"{kills} pools killed with coroutines under way: {WIRES} intents, {WIRES} receipts")
+    assert sorted(till.state().paid) == list(range(1, WIRES + 1)), "one receipt each, and no other"
+    assert all(len(made) >= 2 for made in seen.values())
+    assert all(len({key for key, _ in made}) == 1 for made in seen.values())
+    assert store.read(queue.counts, publish.effects("pay", "wire")) == queue.Counts(done=WIRES)
+
+
 @pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV"])
 def test_an_effect_that_ends_its_process_ends_in_one_receipt_and_takes_no_other_with_it(
     up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path, how: str
@@ -148,6 +174,28 @@ def test_an_effect_that_ends_its_process_ends_in_one_receipt_and_takes_no_other_
     assert len({key for key, _ in calls(tmp_path)[5]}) == 1
     [letter] = store.read(queue.dead, publish.effects("pay", "ruin"))
     assert (letter.code, letter.expiries) == ("expiries_exhausted", 3)
+
+
+def test_an_adapter_that_stood_still_during_its_call_brings_no_second_receipt(
+    up: Up, till: WorldHandle[Till], store: Store, tmp_path: Path
+) -> None:
+    stands = up("adapter", "--kinds", "pay")
+    till.send(Ordered(1, deadly=True))
+    until(lambda: _calling(stands), "the call")
+    stands.stop()
+    up("adapter", "--kinds", "pay")
+    until(lambda: till.state().paid, "the receipt of the other")
+    stands.cont()
+    stands.send("go on")
+    stands.terminate()
+    assert stands.wait() == 0
+    till.send(Ordered(2))
+    until(lambda: 2 in till.state().paid, "the next receipt")
+    assert (till.state().paid, till.state().attempts) == ([1, 2], [2, 1])
+    [first, second] = calls(tmp_path)[1]
+    assert (first[0], first[1] + 1) == second, "one key, and the next attempt"
+    counts = store.read(queue.counts, publish.effects("pay", "pay"))
+    assert counts == queue.Counts(done=2)
 
 
 def test_timers_that_fell_due_while_nobody_was_there_fire_once(

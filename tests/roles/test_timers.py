@@ -539,6 +539,39 @@ def test_what_was_hung_by_store_time_before_a_step_back_waits_for_the_wall_clock
     assert ada.state().woken == [""]
 
 
+# -- forks ---------------------------------------------------------------------------------------
+
+
+def test_a_calendar_time_that_a_fork_keeps_goes_by_the_wall_clock_too(rig: Rig) -> None:
+    ada = rig.buyer("ada", Planned(wall_s(rig) + 3 * 3600, "k", "x"))
+    child = ada.fork("child", timers="keep")
+    rig.assign(child)
+    rig.clock.step_wall(2 * 3600 * S)
+    worker = rig.timer_worker()
+    rig.clock.advance(3590 * S)
+    rig.work(worker, seconds=9)
+    assert (ada.state().woken, child.state().woken) == ([], [])
+    rig.work(worker, seconds=2)
+    assert (ada.state().woken, child.state().woken) == (["x"], ["x"])
+
+
+@pytest.mark.parametrize("hours", [-5, 0, 5])
+def test_a_delay_that_a_fork_keeps_of_a_cancelled_one_counts_from_when_it_was_set(
+    rig: Rig, hours: int
+) -> None:
+    """By store time: however the wall clock was set before."""
+    rig.clock.step_wall(hours * 3600 * S)
+    ada = rig.buyer("ada", Slept(60, "k", "x"), Unset("k"))
+    rig.clock.advance(40 * S)
+    child = ada.fork("child", at=1, timers="keep")
+    rig.assign(child)
+    worker = rig.timer_worker()
+    rig.work(worker, seconds=15)
+    assert child.state().woken == []
+    rig.work(worker, seconds=10)
+    assert (ada.state().woken, child.state().woken) == ([], ["x"])
+
+
 # -- many ----------------------------------------------------------------------------------------
 
 
@@ -568,18 +601,6 @@ def test_many_that_are_due_are_one_commit(rig: Rig) -> None:
     assert worker.tick()
     assert not worker.tick()
     assert rig.backend.commits == 1
-
-
-def test_nobody_is_called_for_a_timer_while_another_one_is_due_before_it(rig: Rig) -> None:
-    ada = rig.buyer("ada", Slept(100))
-    topic = queue.topic(TIMERS)
-    since = rig.store.wait(topic, 0, 0)
-    ada.send(Slept(200))
-    rig.think()
-    assert rig.store.wait(topic, since, 0) == since
-    ada.send(Slept(50))
-    rig.think()
-    assert rig.store.wait(topic, since, 0) > since
 
 
 def test_what_is_done_leaves_no_rows_behind(rig: Rig) -> None:

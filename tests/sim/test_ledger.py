@@ -86,6 +86,7 @@ def test_a_seed_of_a_ledger_ends_alike_on_memory_and_on_lmdb(seed: int, threads:
     assert lmdb.violations == []
 
 
+@pytest.mark.usefixtures("ledger_only")
 def test_a_cancellation_does_not_halt_whoever_was_about_to_begin(threads: Threads) -> None:
     """A report that began rows which a cancellation had ended meanwhile was held against its owner,
     and the run halted. This seed comes by there: with the old rule it still does.

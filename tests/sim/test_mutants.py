@@ -41,6 +41,20 @@ SAMPLE = (
     "tenure: losses not told apart",
     "fork: inbox inherited",
     "authority: expiry not logged",
+    "publish: key not remembered",
+    "publish: no will",
+    "receipt: pending for ever",
+    "receipt: apart from the ack",
+    "will: nobody told",
+    "call: another key at each attempt",
+    "rate: blocks overlap",
+    "cancel: not from a worker",
+    "timer: slot holds two, and both fire",
+    "timer: an hour early by the calendar",
+    "timer: the calendar is not looked at",
+    "every: once",
+    "mail: nobody told",
+    "fork: effects failed, and nobody told",
 )
 SAMPLE_SEEDS = 60
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -107,10 +106,9 @@ app = hf.App("shops", worlds=[Shop])
 
 
 @pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
+def _fresh() -> None:
     outside.calls.clear()
     outside.attempts.clear()
-    yield
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -155,7 +155,7 @@ def test_the_store_refuses_every_kind_of_write_under_an_old_epoch(rig: Rig, writ
     granted(rig, ada, "A", "restarted")
     attempts: dict[str, Callable[[], object]] = {
         "commit": lambda: rig.store.transact(host.commit, host.prepare(rig.store)),
-        "leave": lambda: rig.store.transact(host.leave),
+        "leave": lambda: rig.store.transact(host.commit, host.last()),
         "compact": lambda: rig.store.transact(host.compact),
         "park": lambda: rig.store.transact(
             tenure.park, "bank", rig.id(ada), host.lease, catalog.Blocker("x", "y")

@@ -8,8 +8,7 @@ however many do, each item is acted on once.
 - One whose act fails undoes its own writes alone. It waits and is tried again, or is a dead letter if
   trying again is of no use; the others are done.
 - Times are of whatever clock the queue goes by: store time, or another whose reading is given.
-- No call costs more for a longer backlog. Nobody is called for an item while another one waits for an
-  earlier time: whoever works the queue wakes for that.
+- No call costs more for a longer backlog.
 """
 
 from __future__ import annotations
@@ -45,9 +44,8 @@ def hang(txn: Txn, name: str, payload: bytes, due_ns: int, turn_ns: int) -> int:
     keys = keys_of(name)
     check_time("due_ns", due_ns)
     check_time("turn_ns", turn_ns)
-    earlier = txn.scan(keys.delayed, keys.delayed + pack_int(due_ns), 1)
     body = (*items.place(txn, payload), 0, None, "", "")
-    [seq] = items.insert(txn, keys, [body], due_ns, turn=turn_ns, hung=True, call=not earlier)
+    [seq] = items.insert(txn, keys, [body], due_ns, turn=turn_ns, hung=True)
     return seq
 
 

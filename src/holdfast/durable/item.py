@@ -226,7 +226,6 @@ def insert(
     *,
     turn: int = 0,
     hung: bool = False,
-    call: bool = True,
 ) -> list[int]:
     """New items, under numbers never given before.
 
@@ -261,8 +260,7 @@ def insert(
         tally = Tally()
         tally.enter(State.DELAYED if delayed else State.READY, len(seqs))
         tally.save(txn, keys)
-        if call:
-            txn.notify(keys.topic)
+        txn.notify(keys.topic)
     return seqs
 
 

@@ -155,8 +155,13 @@ def claim_judged(
     ttl_ns: int,
     budget: Budget,
     admission: Admission | None,
+    again_max: int | None = None,
 ) -> tuple[list[Claim], int]:
-    """`claim`, and how many were not admitted. For operations."""
+    """`claim`, and how many were not admitted. For operations.
+
+    Of items that have outlived a claim no more than `again_max` are taken: what cannot be begun at
+    once should not be charged with another expiry.
+    """
     keys = keys_of(queue)
     check_name("owner", owner)
     check_limit(limit)
@@ -173,8 +178,8 @@ def claim_judged(
     by_owner = keys.owners + pack_owner(owner)
     put, delete, by_seq = txn.put, txn.delete, keys.items
     claims: list[Claim] = []
-    alone_from = budget.alone_from
-    found = _next(txn, keys, keys.ready, limit, alone_from)
+    care = _Care(budget.alone_from, limit if again_max is None else again_max)
+    found = _next(txn, keys, keys.ready, limit, care)
     turned_away = 0
     if admission is not None and found:
         asked, looked, seen = limit, len(found), found
@@ -182,7 +187,7 @@ def claim_judged(
         # What is not admitted makes room for those behind it.
         while seen and len(seen) == asked and len(found) < limit and looked < sweep:
             asked = min(limit - len(found), sweep - looked)
-            seen = _next(txn, keys, seen[-1][0] + b"\x00", asked, alone_from, bool(found))
+            seen = _next(txn, keys, seen[-1][0] + b"\x00", asked, care, beside=found)
             looked += len(seen)
             found += _admitted(txn, keys, seen, admission, tally) if seen else []
         turned_away = looked - len(found)
@@ -205,8 +210,20 @@ def claim_judged(
 _Ready = tuple[bytes, bytes, Item]
 
 
+class _Care(NamedTuple):
+    """How items are taken that have outlived claims: alone from so many on, and only so many."""
+
+    alone_from: int
+    again_max: int
+
+
 def _next(
-    txn: Txn, keys: Keys, start: bytes, limit: int, alone_from: int, beside: bool = False
+    txn: Txn,
+    keys: Keys,
+    start: bytes,
+    limit: int,
+    care: _Care,
+    beside: Sequence[_Ready] = (),
 ) -> list[_Ready]:
     """What is ready, from a key of the index on. It has its turn now, whatever becomes of it.
 
@@ -214,15 +231,17 @@ def _next(
     """
     get, by_seq = txn.get, keys.items
     found: list[_Ready] = []
+    again = sum(was.expiries > 0 for _, _, was in beside)
     for key, packed_seq in txn.scan(start, tuples.after(keys.ready), limit):
         row = get(by_seq + packed_seq)
         was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
-        if alone_from and was.expiries >= alone_from:
-            if found or beside:
-                continue
-            found.append((key, packed_seq, was))
-            break
+        alone = 0 < care.alone_from <= was.expiries
+        if (alone and (found or beside)) or (was.expiries and again >= care.again_max):
+            continue
         found.append((key, packed_seq, was))
+        again += was.expiries > 0
+        if alone:
+            break
     grouped = [was for _, _, was in found if was.group]
     if grouped:
         items.take_turns(txn, keys, grouped)

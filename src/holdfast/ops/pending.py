@@ -57,6 +57,11 @@ class TimerRow(NamedTuple):
     intent: Intent
     timer: TimerSet
 
+    @property
+    def clock(self) -> str:
+        """The clock that it is due by: the one on the wall, or store time."""
+        return "store" if self.timer.wall_ns is None else "wall"
+
 
 def kinds(txn: Txn, universe: str | None = None, kind: str | None = None) -> list[KindRow]:
     """Queues of effects, by universe and kind: one seek for each queue that there is."""
@@ -144,7 +149,10 @@ def timer(txn: Txn, world: str, key: str, universe: str | None = None) -> TimerR
     if slot is None:
         raise NotFound(what="timer", world=world, key=key)
     keys = keys_of(slot.queue(record.universe))
-    return _timer(txn, record.universe, items.load(txn, keys, pack_int(slot.seq)))
+    row = txn.get(keys.items + pack_int(slot.seq))
+    if row is None:
+        raise NotFound(what="timer", world=world, key=key, why="it is dead", queue=keys.queue)
+    return _timer(txn, record.universe, items.decode(row))
 
 
 # -- inside --------------------------------------------------------------------------------------

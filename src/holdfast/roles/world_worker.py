@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.authority import authority, workers
 from holdfast.clock import SYSTEM, Clock, S
@@ -39,10 +39,12 @@ from holdfast.store.api import Future, Store, Txn
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
 from holdfast.world.context import Vocabulary
-from holdfast.world.cycle import Cycle, commit
+from holdfast.world.cycle import Cycle, commit, leave
 from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from holdfast.world.kernel import World
 from holdfast.world.program import Program
+
+T = TypeVar("T")
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
 UPKEEP_S = 0.1
@@ -393,11 +395,21 @@ class WorldWorker(Role):
         """Give worlds back, each with a last snapshot: whoever hosts it next, maybe with newer
         code, starts from there and repeats nothing."""
         hosts = [self._hosted.pop(world_id).host for world_id in world_ids]
-        leaving = [self.store.submit(host.leave) for host in hosts if host.loaded]
+        lasts = [(host.lease, host.last()) for host in hosts]
+        plain = [lease for lease, last in lasts if last is None]
+        with self.store.together():
+            leaving = [
+                self.store.submit(leave, [last for _, last in some], [lease for lease, _ in some])
+                for some in _batches([(lease, last) for lease, last in lasts if last is not None])
+            ]
+            leaving += [
+                self.store.submit(leave, [], plain[at : at + BATCH_MAX])
+                for at in range(0, len(plain), BATCH_MAX)
+            ]
         for future in leaving:
+            # What cannot be given back runs out.
             with contextlib.suppress(HoldfastError):
                 future.result()
-        self._give_back([host.lease for host in hosts])
 
     def _give_back(self, held: list[leases.Lease]) -> None:
         for future in [self.store.submit(leases.release, lease) for lease in held]:
@@ -425,14 +437,14 @@ class WorldWorker(Role):
         return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)
 
 
-def _batches(cycles: list[tuple[str, Cycle]]) -> Iterator[list[tuple[str, Cycle]]]:
-    some: list[tuple[str, Cycle]] = []
+def _batches(cycles: list[tuple[T, Cycle]]) -> Iterator[list[tuple[T, Cycle]]]:
+    some: list[tuple[T, Cycle]] = []
     size = 0
-    for world_id, cycle in cycles:
+    for of, cycle in cycles:
         if some and (len(some) == CYCLES_MAX or size + cycle.size > CYCLES_BYTES_MAX):
             yield some
             some, size = [], 0
-        some.append((world_id, cycle))
+        some.append((of, cycle))
         size += cycle.size
     if some:
         yield some

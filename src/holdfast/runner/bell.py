@@ -58,3 +58,6 @@ class Bell:
                 # Heard or not: a wait that ends early without news has ended for a reason.
                 self._sleeping.clear()
                 self._rung.set()
+            # It may have been closed meanwhile, and nobody will sleep any more.
+            if self._closed.is_set():
+                return

@@ -47,9 +47,17 @@ class Claimer:
         return self._store.read(claims.next_due_ns, self.names)
 
     def claim(
-        self, limit: int, policy: Policy, tick: Tick, in_hand: Callable[[Claim], bool]
+        self,
+        limit: int,
+        policy: Policy,
+        tick: Tick,
+        in_hand: Callable[[Claim], bool],
+        again_max: int | None = None,
     ) -> deque[Work]:
-        """Up to `limit` of what is due, the queue's items before timers."""
+        """Up to `limit` of what is due, the queue's items before timers.
+
+        No more than `again_max` of them have been claimed before in vain.
+        """
         if not limit:
             return deque()
         try:
@@ -57,7 +65,7 @@ class Claimer:
             if adopted or not self._is_due():
                 works = self._works(adopted)
             else:
-                taken = self._take(limit, policy)
+                taken = self._take(limit, policy, again_max)
                 tick.turned_away += taken.turned_away
                 works = self._works(taken.items + taken.timers)
         except HoldfastError as error:
@@ -98,7 +106,7 @@ class Claimer:
         held = self._store.read(claims.live_claims, self.names, self.owner)
         return [claim for claim in held if not in_hand(claim)][:limit]
 
-    def _take(self, limit: int, policy: Policy) -> claims.Taken:
+    def _take(self, limit: int, policy: Policy, again_max: int | None) -> claims.Taken:
         self._turn += 1
         self._unsure = True
         taken: claims.Taken = self._store.transact(
@@ -111,6 +119,7 @@ class Claimer:
             policy.lease_ttl_ns,
             policy.budget,
             None if self._admission is None else self._admission(),
+            again_max,
         )
         return taken
 

@@ -35,6 +35,7 @@ def take(
     ttl_ns: int,
     budget: Budget,
     admission: Admission | None = None,
+    again_max: int | None = None,
 ) -> Taken:
     """Claim up to `limit`, `reserved` of them from timers first. `timers` may be empty: no timers."""
 
@@ -45,7 +46,9 @@ def take(
         if not places:
             return []
         judged = admission if name == queue else None
-        taken, away = queues.claim_judged(txn, name, owner, places, ttl_ns, budget, judged)
+        taken, away = queues.claim_judged(
+            txn, name, owner, places, ttl_ns, budget, judged, again_max
+        )
         turned_away += away
         return taken
 

@@ -90,6 +90,11 @@ class Crew:
         return hands + self._ahead() - len(self._held) if hands else 0
 
     @property
+    def free(self) -> int:
+        """How many of them would be begun at once."""
+        return max(0, self._hands_left() - len(self._held))
+
+    @property
     def busy(self) -> bool:
         return bool(self._held)
 

@@ -232,6 +232,11 @@ class Runner:
         return 0 if crew is None else crew.count
 
     @property
+    def _free(self) -> int:
+        """How many items would be begun at once."""
+        return self._concurrency if self._crew is None else self._crew.free
+
+    @property
     def room(self) -> int:
         """How many more items may be handled at once."""
         if self._suspects or (self._alone is not None and self._alone.wanted):
@@ -254,9 +259,9 @@ class Runner:
                 limit = min(policy.max_batch, self.room)
                 if self._throttle is not None and limit > 0:
                     limit = self._throttle.allow(limit)
-                self._handle(
-                    self._claimer.claim(max(limit, 0), policy, tick, self._has), policy, tick
-                )
+                free = self._free if policy.tend else None
+                works = self._claimer.claim(max(limit, 0), policy, tick, self._has, free)
+                self._handle(works, policy, tick)
                 self._desk.settle(policy, tick)
             self._progress()
             self._surface(policy)
@@ -395,6 +400,8 @@ class Runner:
             return
         self._suspects += [work for work in works if work.claim.expiries >= SUSPECT]
         sound = [work for work in works if work.claim.expiries < SUSPECT]
+        # What was claimed in vain before is begun first: it is charged if we die.
+        sound.sort(key=lambda work: -work.claim.expiries)
         if sound and not self._alone.begin(lambda: self._give(crew, sound)):
             self._give_back(sound, tick)
         if self._suspects:

@@ -4,13 +4,14 @@ tape         every random decision, recorded, replayed, shrunk
 scheduler    one actor at a time, chosen by the tape
 store        the real engine on real rows, and every way it can fail its callers
 workloads    the actors: hosts, producers, workers, runners, ledger services, tasks, operators, fate
-processes    the product's roles under the scheduler: world workers, orchestrators, timers
+processes    the product's roles under the scheduler: world workers, orchestrators, pools, timers
+outside      what effects of simulated worlds find, and how it fails;  inplace: effects without threads
 ledger_office  a ledger service's inside: the real board and log, and the rule between them
 world_app    what the simulated worlds do;  check_app: the same, stated once more
 history      what happened;  audit: what the rows say, decoded independently
-checkers     one per line of INVARIANTS.md
+checkers     one per line of INVARIANTS.md;  model_*: what should be, check_*: what is
 run          a seed → its verdict;  exhaustive: every single crash point of a small scenario
 mutants      planted bugs that the checkers must catch;  edits: how they are planted
-session      a simulation that a user drives (`hf.simulate`);  parity: its verdict
+session      a simulation that a user drives (`hf.simulate`);  stand_ins: its effects;  parity: its verdict
 command      `holdfast sim`
 """

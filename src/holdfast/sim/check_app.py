@@ -307,11 +307,12 @@ def _want(
     tag: str = "",
     priority: int = 0,
 ) -> Want:
-    # Every handler here emits one thing, so its index is 0.
-    where = (
-        b"p" + place.height.to_bytes(8, "big") + bytes(8) if key is None else b"k" + key.encode()
-    )
-    hash = digest(place.generation.to_bytes(8, "big"), place.world_id.encode(), where)
+    born = digest(place.generation.to_bytes(8, "big"), place.world_id.encode(), b"p")[:20]
+    if key is None:
+        # Every handler here emits one thing, so its index is 0.
+        hash = born + place.height.to_bytes(8, "big") + bytes(4)
+    else:
+        hash = keyed_hash(place.generation, place.world_id, key)
     rest = _encode([priority, timeout_ns, tag, key, None])
     content = digest(hash, kind.encode(), params, place.name.encode(), rest)
     return Want(hash, kind, params, key, content, place.generation, place.wall_ns)

@@ -42,6 +42,8 @@ class _Replay:
             self.found += check_intents.Compared(self.model, event).found()
         elif event.op == "diverged":
             self._diverged(event)
+        elif event.op == "restore":
+            self.model.restored = True
         elif event.op == "effect.call":
             self.model.calls[event.args["n"]] = event.args
         elif event.applied and event.op in _STEPS:

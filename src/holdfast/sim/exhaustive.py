@@ -18,8 +18,8 @@ from holdfast.sim.tape import Tape
 from holdfast.sim.workloads import cast
 
 SCENARIO_SEED = 7
-# One in which a pool dies at a call, timers fire, an effect is cancelled and another is left to a fork.
-EFFECTS_SEED = 15
+# One in which calls fail and end in every way, timers fire and are cancelled, and forks are made.
+EFFECTS_SEED = 26
 FAULTS = (
     Fault.CRASH_BEFORE,
     Fault.CRASH_AFTER,

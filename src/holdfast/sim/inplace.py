@@ -53,10 +53,17 @@ def run(result: Awaitable[Any], clock: Clock, timeout_s: float) -> Any:
     try:
         value, raised = loop.run_until_complete(_within(result, timeout_s))
     finally:
-        loop.close()
+        _abandon(loop)
     if raised is not None:
         raise raised
     return value
+
+
+def _abandon(loop: asyncio.AbstractEventLoop) -> None:
+    """A process that died leaves its tasks where they are, and nobody is to complain."""
+    for task in asyncio.all_tasks(loop):
+        setattr(task, "_log_destroy_pending", False)  # noqa: B010
+    loop.close()
 
 
 async def _within(result: Awaitable[Any], timeout_s: float) -> tuple[Any, BaseException | None]:

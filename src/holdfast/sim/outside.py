@@ -25,7 +25,7 @@ from holdfast.sim.world_app import EFFECT_TIMEOUT_S, pay, quote
 WELL, FAILS, REFUSES, ODD, HANGS, LATE, DIES_BEFORE, DIES_AFTER, EXITS, DAWDLES = range(10)
 # Of so many calls, as many end so.
 FATES = (
-    *[WELL] * 13, *[FAILS] * 4, REFUSES, ODD, *[HANGS] * 3, LATE, DIES_BEFORE, DIES_AFTER, EXITS,
+    *[WELL] * 13, *[FAILS] * 4, REFUSES, ODD, *[HANGS] * 3, LATE, DIES_BEFORE, DIES_AFTER, *[EXITS] * 2,
     DAWDLES,
 )  # fmt: skip
 

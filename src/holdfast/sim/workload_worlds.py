@@ -172,6 +172,9 @@ class Sender(Actor):
             to = f"{to}.f{life.tape.draw(FORKS)}"
             to = _fork_there(life, to) if wanting else to
         event = _wanting(life, id, accounts) if wanting else _event(life, id, accounts)
+        if wanting and "." in to and life.tape.chance(400):
+            # A fork knows the purchases of its parent, and must not take them back.
+            event = world_app.Regretted(id, life.tape.draw(3))
         name, value = app.encode_event(event)
         return to, id, event_ingress(name, value), life.store.now_ns()
 

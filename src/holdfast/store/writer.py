@@ -84,6 +84,7 @@ class Writer:
         self._born_commit_no = engine.commit_no
         self._stopping = False
         self._listener = listen(path)
+        self._socket = os.stat(path / SOCKET)
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self._selector.register(self._listener, selectors.EVENT_READ, None)
 
@@ -109,7 +110,7 @@ class Writer:
             now_ns = SYSTEM.mono_ns()
             if self._connections:
                 alone_since_ns = now_ns
-            elif now_ns - alone_since_ns > self._limits.linger_s * S:
+            elif now_ns - alone_since_ns > self._limits.linger_s * S or self._bereft():
                 return
             if (
                 now_ns - checked_ns > self._limits.reader_check_s * S
@@ -118,9 +119,18 @@ class Writer:
                 self._backend.env.reader_check()
                 checked_ns, checked_no = now_ns, self._engine.commit_no
 
+    def _bereft(self) -> bool:
+        """Whether the directory is gone, so that nobody can ever come back."""
+        try:
+            return not os.path.samestat(self._socket, os.stat(self._path / SOCKET))
+        except OSError:
+            return True
+
     def close(self) -> None:
         with contextlib.suppress(OSError):
-            (self._path / SOCKET).unlink()
+            # The directory may have been removed and made anew: then this is another's.
+            if os.path.samestat(self._socket, os.stat(self._path / SOCKET)):
+                (self._path / SOCKET).unlink()
         self._listener.close()
         for connection in self._connections:
             connection.sock.close()

@@ -204,7 +204,7 @@ def counts(txn: Txn, universe: str) -> dict[str, int]:
 
 def assignment(txn: Txn, universe: str, world_id: str) -> Assignment | None:
     row = txn.get(_keys(universe).assignments + tuples.pack((world_id,)))
-    return None if row is None else codec.unpack_as(Assignment, row)
+    return None if row is None else _assignment_of(row)
 
 
 @operation
@@ -396,6 +396,12 @@ class _Keys:
 
 
 _keys = lru_cache(maxsize=1024)(_Keys)
+
+
+@lru_cache(maxsize=4096)
+def _assignment_of(row: bytes) -> Assignment:
+    """Most worlds of a worker are assigned to it in the same words."""
+    return codec.unpack_as(Assignment, row)
 
 
 @lru_cache(maxsize=65536)

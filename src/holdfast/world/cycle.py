@@ -13,7 +13,7 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.durable.bounds import check_limit
-from holdfast.durable.lease import Lease
+from holdfast.durable.lease import Lease, release
 from holdfast.errors import HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
@@ -77,6 +77,17 @@ def commit(txn: Txn, cycles: list[Cycle]) -> list[list[Any] | None]:
                 if raised is not None:
                     told[index] = raised
     return [_answer(cycle, told.get(index)) for index, cycle in enumerate(cycles)]
+
+
+@operation
+def leave(txn: Txn, cycles: list[Cycle], held: list[Lease]) -> None:
+    """The last cycles of worlds, and their leases given back; what cannot be done is left undone:
+    a lease runs out, and a snapshot is made another time."""
+    check_limit(len(cycles), "cycles")
+    for cycle in cycles:
+        attempt(txn, apply, cycle)
+    for lease in held:
+        attempt(txn, release, lease)
 
 
 @operation

@@ -186,11 +186,11 @@ class Host:
             self._tail_bytes = 0
             self.compactable = True
 
-    def leave(self, txn: Txn) -> None:
-        """A last snapshot under the lease, if the journal went on since the one before."""
-        if self.loaded and self.height > self._snapshot_height:
-            state = self._freshen()
-            apply(txn, self._cycle(self.cursor, [], [], [], state, drained=False))
+    def last(self) -> Cycle | None:
+        """A last snapshot to leave with, if the journal went on since the one before."""
+        if not self.loaded or self.height == self._snapshot_height:
+            return None
+        return self._cycle(self.cursor, [], [], [], self._freshen(), drained=False)
 
     def compact(self, txn: Txn) -> int:
         """Pack some of what lies below the baseline; how many entries. Under the lease, as all."""

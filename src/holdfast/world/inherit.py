@@ -87,7 +87,7 @@ def open_after(txn: Txn, world: World, height: int) -> Open:
             state = kernel.repeat(world, state, step, height=at, emitted=emitted)
             for intent in emitted:
                 if intent.intent_hash not in known:
-                    _want(intent, effects, timers)
+                    _want(intent, effects, timers, at_ns=found.at_ns)
                 known.add(intent.intent_hash)
     return Open(list(effects.values()), list(timers.values()))
 
@@ -137,9 +137,13 @@ def _got(ingress: Ingress, effects: dict[bytes, Intent], timers: dict[str, Inten
                 del timers[slot]
 
 
-def _want(intent: Intent, effects: dict[bytes, Intent], timers: dict[str, Intent]) -> None:
+def _want(
+    intent: Intent, effects: dict[bytes, Intent], timers: dict[str, Intent], *, at_ns: int
+) -> None:
     if intent.effect_kind == TIMER_SET:
-        timers[codec.unpack_as(TimerSet, intent.params).key] = intent
+        timer = codec.unpack_as(TimerSet, intent.params)
+        # A delay counts by store time, from when its entry was made.
+        timers[timer.key] = intent if timer.cron else replace(intent, enqueued_at_ns=at_ns)
     elif intent.effect_kind == TIMER_CANCEL:
         timers.pop(codec.unpack(intent.params), None)
     elif intent.effect_kind not in RESERVED:

@@ -11,6 +11,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable import due, queue
@@ -107,7 +109,7 @@ def slot(txn: Txn, universe: str, world_id: str, key: str) -> Slot | None:
 
 def slots_of(txn: Txn, universe: str, world_id: str, limit: int) -> list[tuple[str, Slot]]:
     """The pending timers of a world."""
-    prefix = schema.prefix(schema.Space.WORLD, universe, "t", world_id)
+    prefix = _slots(universe, world_id)
     rows = txn.scan(prefix, tuples.after(prefix), limit)
     return [
         (str(tuples.unpack(key[len(prefix) :])[0]), codec.unpack_as(Slot, row)) for key, row in rows
@@ -127,4 +129,9 @@ def _empty(txn: Txn, universe: str, world_id: str, slot: str) -> None:
 
 
 def _key(universe: str, world_id: str, slot: str) -> bytes:
-    return schema.prefix(schema.Space.WORLD, universe, "t", world_id, slot)
+    return _slots(universe, world_id) + tuples.pack((slot,))
+
+
+@lru_cache(maxsize=65536)
+def _slots(universe: str, world_id: str) -> bytes:
+    return schema.prefix(schema.Space.WORLD, universe, "t", world_id)

@@ -1,0 +1,45 @@
+"""The page about timers does what it says: its blocks are taken from the text and run."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.process.test_tutorial import _timeless, blocks_of, pattern_of, printed_by, script_of
+from tests.process.watch import assert_nobody_is_left
+from tests.processes import ROOT, Proc
+
+PAGE = ROOT / "docs" / "timers.md"
+PAGE_S = 60
+LINGER_S = 3.0
+
+
+@pytest.mark.timeout(PAGE_S + 30)
+def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    blocks = blocks_of(text)
+    assert len(blocks) == text.count("```") // 2
+    for block in blocks:
+        if block.file:
+            (tmp_path / block.file).write_text(block.text, encoding="utf-8")
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with Proc.spawn(
+        ["bash", "-c", script_of(blocks)], ready=None, cwd=tmp_path, env={"PATH": path}
+    ) as shell:
+        code = shell.wait(PAGE_S)
+        printed = printed_by(shell.lines)
+        assert code == 0, f"block {max(printed)} failed:\n" + "\n".join(shell.errors)
+    shown = [
+        (pattern_of(after.text), _timeless("\n".join(printed[at])))
+        for at, (block, after) in enumerate(pairwise(blocks))
+        if block.kind == "sh" and after.kind == "text"
+    ]
+    assert len(shown) == 2
+    for pattern, told in shown:
+        assert re.fullmatch(pattern, told), told
+    assert_nobody_is_left(tmp_path / "data", LINGER_S)
