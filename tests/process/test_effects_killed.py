@@ -29,6 +29,8 @@ UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "20"))
 ADAPTERS = 4
 WIRES = 40
+# What has not moved for so long hangs.
+STANDS_S = 0.3
 # A dead adapter's calls are made again after this.
 LEASE_S = "1"
 
@@ -130,12 +132,19 @@ def test_a_pool_killed_with_many_coroutines_under_way_leaves_one_receipt_for_eac
     adapter = up("adapter", "--kinds", "wire")
     kills = 0
     while (paid := len(till.state().paid)) < WIRES:
+        news, since_s = (0, paid), time.monotonic()
 
-        def goes_on(adapter: Proc = adapter, paid: int = paid) -> bool:
+        def stands(adapter: Proc = adapter) -> bool:
+            """Whether all that is under way hangs: nothing was called or paid for a while."""
+            nonlocal news, since_s
             assert adapter.running, f"ended by itself: {adapter.errors[-20:]}"
-            return _calling(adapter) or len(till.state().paid) > paid
+            hang = sum(line.startswith("called") for line in list(adapter.lines))
+            now = (hang, len(till.state().paid))
+            if now != news:
+                news, since_s = now, time.monotonic()
+            return now[1] == WIRES or (hang > 0 and time.monotonic() - since_s > STANDS_S)
 
-        until(goes_on, f"receipts: {kills} killed, {paid} paid")
+        until(stands, f"receipts: {kills} killed, {paid} paid")
         if _calling(adapter):
             adapter.kill()
             kills += 1

@@ -229,6 +229,63 @@ def test_a_suspect_whose_claim_is_withdrawn_while_it_waits_lets_the_others_in(
     assert b"suspect" not in group.room.done
 
 
+# -- who may, and who not --------------------------------------------------------------------------
+
+
+class Idle:
+    """A member with nothing under way."""
+
+    under_way = 0
+
+    def __init__(self) -> None:
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+def test_those_who_ask_have_their_turns_in_the_order_of_asking() -> None:
+    alone = Alone()
+    members = [Idle() for _ in range(3)]
+    for member in members:
+        alone.enter(member)
+    first, second, third = members
+    assert [alone.ask(one) for one in (first, second, third, first)] == [True, False, False, True]
+    alone.leave(first)
+    assert [alone.ask(one) for one in (first, third, second)] == [False, False, True]
+    alone.leave(second)
+    assert alone.ask(third)
+
+
+def test_nothing_is_begun_from_the_asking_on_until_the_last_has_left() -> None:
+    alone = Alone()
+    first, second = Idle(), Idle()
+    begun: list[int] = []
+    assert alone.begin(lambda: begun.append(1))
+    alone.ask(first)
+    alone.ask(second)
+    assert alone.wanted
+    assert not alone.begin(lambda: begun.append(2))
+    alone.leave(first)
+    assert not alone.begin(lambda: begun.append(3))
+    alone.leave(second)
+    assert not alone.wanted
+    assert alone.begin(lambda: begun.append(4))
+    assert begun == [1, 4]
+
+
+def test_the_others_are_woken_when_one_leaves_and_for_nothing_else() -> None:
+    alone = Alone()
+    first, second = Idle(), Idle()
+    alone.enter(first)
+    alone.enter(second)
+    alone.leave(first)
+    assert second.woken == 0
+    alone.ask(first)
+    alone.leave(first)
+    assert second.woken == 1
+
+
 # -- several runners -------------------------------------------------------------------------------
 
 
@@ -291,11 +348,12 @@ def test_a_suspect_keeps_its_claim_for_as_long_as_it_waits(group: Group) -> None
     for _ in range(40):
         group.rig.clock.advance(TTL_MS * MS // 4)
         works(other, runner)
-    assert group.counts() == queue.Counts(claimed=1)
+        [held] = group.rig.store.read(queue.claims_of, "q", runner.owner, 10)
+        assert group.rig.store.read(queue.holds, held.token)
     group.room.let_go(b"long", b"suspect")
     until_done(group, 2, runner, other)
     assert group.counts() == queue.Counts(done=1)
-    assert group.rig.dead("q") == []
+    assert group.room.done.count(b"suspect") == 1
 
 
 def test_a_runner_that_stops_while_its_suspect_waits_hands_it_back_and_lets_the_others_in(

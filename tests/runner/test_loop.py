@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from holdfast import store as stores
-from holdfast.clock import S
+from holdfast.clock import MS, S
 from holdfast.durable import queue
 from holdfast.errors import Busy, Invalid, StoreClosed
 from holdfast.runner import (
@@ -255,6 +255,30 @@ def test_the_loop_rests_with_the_injected_sleep_until_the_next_item_is_due(rig: 
     runner.run()
     assert slept == [0.15, 0.15, 0.1, 0.15]
     assert rig.payloads == [b"t"]
+
+
+def test_what_falls_due_between_a_tick_and_the_look_at_the_clock_is_met_without_a_pause(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rig.put_timer(b"t", after_ms=400)
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        runner.request_stop()
+
+    runner = rig.runner(sleep=sleep, idle_sleep_max_ms=1000)
+    tick = runner.tick
+
+    def tick_and_lose_time() -> Tick:
+        told = tick()
+        rig.clock.advance(401 * MS)
+        return told
+
+    monkeypatch.setattr(runner, "tick", tick_and_lose_time)
+    runner.run()
+    assert rig.payloads == [b"t"]
+    assert slept == [1.0], "not before it was handled"
 
 
 def test_a_store_that_refuses_is_asked_again_after_longer_and_longer_pauses(rig: Rig) -> None:

@@ -22,7 +22,7 @@ MODULES = ("holdfast.runner.runner", "holdfast.runner.work", "holdfast.runner.se
 
 LONG_S = 30.0
 TTL_MS = 9_000
-LIMIT_NS = 60 * S
+LIMIT_NS = 3600 * S
 
 
 class Calls:

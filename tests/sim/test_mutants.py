@@ -56,7 +56,7 @@ SAMPLE = (
     "mail: nobody told",
     "fork: effects failed, and nobody told",
 )
-SAMPLE_SEEDS = 60
+SAMPLE_SEEDS = 150
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -14,7 +14,15 @@ from holdfast.sim.settings import Workload
 # Document 004's chaos rows 1 to 3: after the lease, after the drain, after the append. Drain, append
 # and cursor are one commit here, so the second is "before" it, the third "after" it.
 CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
-ROWS = ("tenure.acquire", "commit", "leave", "compact", "lease.renew", "place", "authority.acquire")
+ROWS = (
+    "tenure.acquire",
+    "cycle.commit",
+    "cycle.leave",
+    "compact",
+    "lease.renew",
+    "place",
+    "authority.acquire",
+)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +68,7 @@ def test_worlds_and_the_spine_share_a_store(
     monkeypatch.setattr(settings, "WORKLOADS", (Workload.BOTH,))
     result = run_seed(9200, threads=threads)
     assert result.violations == []
-    assert {"commit", "host_cycle"} <= {event.op for event in result.history if event.applied}
+    assert {"cycle.commit", "host_cycle"} <= {event.op for event in result.history if event.applied}
 
 
 @pytest.mark.slow
@@ -77,7 +85,7 @@ def test_no_single_crash_point_breaks_a_small_universe(threads: Threads) -> None
             if result.violations:
                 broken.append((boundary, fault, result.violations[0]))
     assert broken == []
-    assert {"tenure.acquire", "commit", "place", "authority.acquire"} <= set(hit)
+    assert {"tenure.acquire", "cycle.commit", "place", "authority.acquire"} <= set(hit)
 
 
 def _victims(result: Result) -> list[str]:
@@ -93,7 +101,7 @@ def test_a_world_that_fails_over_goes_on_where_it_was(threads: Threads) -> None:
     for boundary in range(1, 40):
         forced = {boundary: Fault.CRASH_AFTER}
         result, _ = exhaustive.run_forced(forced, threads=threads, scenario="worlds")
-        cycles = [event for event in result.history if event.op == "commit" and event.applied]
+        cycles = [event for event in result.history if event.op == "cycle.commit" and event.applied]
         hosts = {(event.actor, event.incarnation) for event in cycles}
         if cycles[0].result == "unknown" and len(hosts) > 1:
             failovers.append(result)

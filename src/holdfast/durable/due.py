@@ -4,7 +4,8 @@ For what needs nothing but the store, such as a timer that becomes a message. Th
 between taking and done in which a worker could die with it, so there are no claims, and whoever asks,
 however many do, each item is acted on once.
 
-- What is due is taken in the order of its times, however long nobody asked.
+- What is due is taken in the order of its times, over all queues that are worked off together, however
+  long nobody asked.
 - One whose act fails undoes its own writes alone. It waits and is tried again, or is a dead letter if
   trying again is of no use; the others are done.
 - Times are of whatever clock the queue goes by: store time, or another whose reading is given.
@@ -13,7 +14,8 @@ however many do, each item is acted on once.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
@@ -50,50 +52,74 @@ def hang(txn: Txn, name: str, payload: bytes, due_ns: int, turn_ns: int) -> int:
 
 
 def work_off(
-    txn: Txn, name: str, act: Operation[..., Any], *args: Any, limit: int, now_ns: int
+    txn: Txn, clocks: Sequence[tuple[str, int]], act: Operation[..., Any], *args: Any, limit: int
 ) -> int:
-    """Do `act(txn, payload, *args)` for each item that is due by `now_ns`; how many were taken."""
-    keys = keys_of(name)
+    """Do `act(txn, payload, *args)` for what is due, up to `limit` in all; how many were taken.
+
+    `clocks` are queues, each with what its clock shows. The longest overdue comes first, whichever
+    queue it is in.
+    """
     check_limit(limit)
+    found = [one for name, now_ns in clocks for one in _found(txn, name, now_ns, limit)]
+    found.sort(key=_place)
+    taken = found[:limit]
+    tallies = {name: Tally() for name, _ in clocks}
+    for one in taken:
+        tally = tallies[one.keys.queue]
+        if one.delayed:
+            tally.move(State.DELAYED, Event.DUE)
+        tally.move(State.READY, Event.CLAIM)
+        _take(txn, one, tally, act, args)
+    for name, tally in tallies.items():
+        tally.save(txn, keys_of(name))
+    return len(taken)
+
+
+# -- inside --------------------------------------------------------------------------------------
+
+
+class _Due(NamedTuple):
+    keys: Keys
+    index: bytes
+    packed_seq: bytes
+    item: Item
+    now_ns: int
+    delayed: bool
+
+
+def _found(txn: Txn, name: str, now_ns: int, limit: int) -> Iterator[_Due]:
+    """What is due in one queue, the longest overdue of it."""
+    keys = keys_of(name)
     queue.reap.fn(txn, name, limit, _CERTAIN)
     ready = txn.scan(keys.ready, tuples.after(keys.ready), limit)
     until = keys.delayed + pack_int(now_ns + 1)
     due = txn.scan(keys.delayed, until, limit - len(ready)) if len(ready) < limit else []
-    tally = Tally()
-    done = 0
-    taken = [(items.load(txn, keys, seq), key, seq) for key, seq in [*ready, *due]]
-    for item, key, packed_seq in sorted(taken, key=_turn):
-        txn.delete(key)
-        raised = attempt(txn, act, queue.payload_of(txn, item), *args)
-        if raised is None:
-            txn.delete(keys.items + packed_seq)
-            if item.blob:
-                blobs.release(txn, item.blob)
-            done += 1
-        else:
-            _fail(txn, keys, packed_seq, item, raised, now_ns, tally)
-    if due:
-        tally.move(State.DELAYED, Event.DUE, len(due))
-    if ready or due:
-        tally.move(State.READY, Event.CLAIM, len(ready) + len(due))
-        tally.move(State.CLAIMED, Event.ACK, done)
-    tally.save(txn, keys)
-    return len(ready) + len(due)
+    for rows, delayed in ((ready, False), (due, True)):
+        for key, seq in rows:
+            yield _Due(keys, key, seq, items.load(txn, keys, seq), now_ns, delayed)
 
 
-def _turn(taken: tuple[Item, bytes, bytes]) -> tuple[int, int]:
-    return taken[0].turn, seq_of(taken[2])
+def _place(one: _Due) -> tuple[int, int]:
+    return one.item.turn - one.now_ns, seq_of(one.packed_seq)
 
 
-def _fail(
-    txn: Txn,
-    keys: Keys,
-    packed_seq: bytes,
-    item: Item,
-    raised: Exception,
-    now_ns: int,
-    tally: Tally,
+def _take(
+    txn: Txn, one: _Due, tally: Tally, act: Operation[..., Any], args: tuple[Any, ...]
 ) -> None:
+    keys, item, packed_seq = one.keys, one.item, one.packed_seq
+    txn.delete(one.index)
+    raised = attempt(txn, act, queue.payload_of(txn, item), *args)
+    if raised is not None:
+        _fail(txn, one, raised, tally)
+        return
+    txn.delete(keys.items + packed_seq)
+    if item.blob:
+        blobs.release(txn, item.blob)
+    tally.move(State.CLAIMED, Event.ACK)
+
+
+def _fail(txn: Txn, one: _Due, raised: Exception, tally: Tally) -> None:
+    keys, item, packed_seq = one.keys, one.item, one.packed_seq
     code = raised.code if isinstance(raised, HoldfastError) else "failed"
     failures = item.failures + 1
     if not (isinstance(raised, HoldfastError) and raised.retryable):
@@ -106,7 +132,7 @@ def _fail(
         failures=failures,
         code=code[:ERROR_CODE_CHARS_MAX],
         error=str(raised)[:ERROR_TEXT_CHARS_MAX],
-        not_before_ns=now_ns + AGAIN.delay_ns(failures, 0.0),
+        not_before_ns=one.now_ns + AGAIN.delay_ns(failures, 0.0),
     )
     txn.put(keys.items + packed_seq, items.pack(after))
     txn.put(keys.delayed + pack_int(after.not_before_ns) + packed_seq, packed_seq)

@@ -21,14 +21,9 @@ CATCH_UP_MAX = 100
 
 @operation
 def fire_due(txn: Txn, universe: str, wall_ns: int, limit: int) -> int:
-    """Fire up to `limit` of each clock's timers that are due, by their times; how many were taken."""
-    by_store = due.work_off(
-        txn, timers.delays(universe), fire, wall_ns, limit=limit, now_ns=txn.now_ns
-    )
-    by_wall = due.work_off(
-        txn, timers.calendar(universe), fire, wall_ns, limit=limit, now_ns=wall_ns
-    )
-    return by_store + by_wall
+    """Fire up to `limit` timers that are due, the longest overdue first; how many were taken."""
+    clocks = ((timers.delays(universe), txn.now_ns), (timers.calendar(universe), wall_ns))
+    return due.work_off(txn, clocks, fire, wall_ns, limit=limit)
 
 
 @operation

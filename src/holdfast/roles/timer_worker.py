@@ -18,7 +18,7 @@ from holdfast.roles.role import Role
 from holdfast.store.api import Store, Txn
 from holdfast.world import timers
 
-# What one commit fires at most, of each clock: more would keep other commits waiting.
+# What one commit fires at most: more would keep other commits waiting.
 BATCH_MAX = 200
 # After a commit that found nothing, although something seemed to be due.
 PAUSE_S = 0.01

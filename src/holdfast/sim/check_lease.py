@@ -56,6 +56,9 @@ class Model:
             for lease in event.value:
                 if lease is not None and lease["resource"] == resource:
                     self.expires_ns = lease["expires_ns"]
+        elif event.op == "lease.leave":
+            if self.holds(event.args["lease"]) and not self.outdated:
+                self.holder, self.stale = None, False
         elif event.op in ENDS:
             self.holder, self.stale = None, False
             if event.op == "lease.burn":
@@ -113,10 +116,18 @@ def check_l2(history: History) -> Iterator[Violation]:
                 if not again and fence <= before[0]:
                     yield Violation("L2", f"{resource}: {fence} granted after {before[0]}", event)
             last[resource] = (max(fence, before[0] if before else fence), holder, True)
-        elif event.op in ENDS:
+        elif event.op in ENDS or event.op == "lease.leave":
             [resource] = _resources(event)
-            if resource in last:
+            if resource in last and _ended(event, last[resource]):
                 last[resource] = (*last[resource][:2], False)
+
+
+def _ended(event: Event, last: tuple[tuple[int, int], tuple[str, str], bool]) -> bool:
+    """Whether the lease is over: somebody may have left one that he had no more."""
+    if event.op != "lease.leave":
+        return True
+    lease = event.args["lease"]
+    return (_fence(lease), _holder(lease)) == last[:2]
 
 
 def check_l3(history: History) -> Iterator[Violation]:

@@ -257,9 +257,10 @@ class _Replay:
             self._bad("A1", f"{subject}: {worker} got it, but it is {world.status}", event)
 
     def _let_go(self, event: Event) -> None:
-        subject = event.args["lease"]["resource"]
-        if subject in self.model.worlds:
-            self.model.worlds[subject].held = False
+        lease = event.args["lease"]
+        world = self.model.worlds.get(lease["resource"])
+        if world is not None and (event.op != "lease.leave" or world.epoch == lease["epoch"]):
+            world.held = False
 
     def _assign(self, event: Event) -> None:
         self._world(_subject(event)).worker = event.args["worker"]
@@ -350,6 +351,7 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "tenure.park": _Replay._park,
     "tenure.try_alone": _Replay._try_alone,
     "lease.release": _Replay._let_go,
+    "lease.leave": _Replay._let_go,
     "catalog.assign": _Replay._assign,
     "catalog.unassign": _Replay._unassign,
     "catalog.change": _Replay._change,

@@ -18,8 +18,8 @@ from holdfast.sim.tape import Tape
 from holdfast.sim.workloads import cast
 
 SCENARIO_SEED = 7
-# One in which calls fail and end in every way, timers fire and are cancelled, and forks are made.
-EFFECTS_SEED = 26
+# One in which a pool dies after a call, timers fire, and a fork takes effects and timers over.
+EFFECTS_SEED = 17
 FAULTS = (
     Fault.CRASH_BEFORE,
     Fault.CRASH_AFTER,

@@ -5,8 +5,9 @@ one: to the checkers of leases these are grants, evictions and renewals like any
 `cycle.commit` commits cycles of many worlds, each by itself: a `commit` for each of them. Each such
 event is followed by what it did, in the same place of the history.
 
-Besides the operations of `durable.lease` there are two that only happen inside others:
+Besides the operations of `durable.lease` there are three that only happen inside others:
 
+    lease.leave    released, if it is still the holder's; nobody is told whether it was
     lease.evict    taken from whoever has it, if anybody has
     lease.burn     granted and taken away in one transaction: the epoch is used up
 """
@@ -79,6 +80,13 @@ def _cycled_alone(event: Event) -> Iterator[Event]:
     yield _as(event, "commit", {"cycle": cycle, "lease": cycle["lease"]}, value=event.value)
 
 
+def _left(event: Event) -> Iterator[Event]:
+    """The last snapshots, and the leases given back: each if it can be."""
+    if event.applied:
+        for lease in event.args["held"]:
+            yield _as(event, "lease.leave", {"lease": lease})
+
+
 def _changed(event: Event) -> Iterator[Event]:
     if event.applied and event.args.get("event") != "resume":
         resource = f"{event.args['universe']}/{event.args['world_id']}"
@@ -137,6 +145,7 @@ def _as(event: Event, op: str, args: dict[str, Any], **changes: Any) -> Event:
 _TOLD: dict[str, Callable[[Event], Iterator[Event]]] = {
     "cycle.commit": _cycled,
     "cycle.apply": _cycled_alone,
+    "cycle.leave": _left,
     "tenure.acquire": _acquired,
     "tenure.park": _changed,
     "catalog.change": _changed,

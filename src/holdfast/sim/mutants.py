@@ -239,4 +239,6 @@ def concerns(name: str, workload: str) -> bool:
     """Whether a run of this kind comes past the planted bug at all, or may be left out."""
     if name in EFFECTS:
         return workload == Workload.EFFECTS
+    if name in WORLDS:
+        return workload not in (Workload.LEDGER, Workload.SPINE)
     return (name in _LEDGER) == (workload == Workload.LEDGER)

@@ -181,7 +181,7 @@ _EFFECTS: dict[str, Sight] = {
     **{
         f"effect: ended, {code}": _got(lambda receipt, code=code: receipt["code"] == code)  # type: ignore[misc]
         for code in ("not_now", "never", "bad_result", "timeout", "expiries_exhausted", "exited",
-                     "cancelled", "dropped_by_fork")
+                     "cancelled", "dropped_by_fork", "by_hand")
     },
     "effect: redriven": _did("receipts.redrive_effects"),
     "effect: of a redrive": _got(lambda receipt: receipt["redrive_of"] is not None, "fx."),
@@ -211,7 +211,7 @@ _WORLDS: dict[str, Sight] = {
     ),
     "world: cycle against a full disk": _refused("commit", "store_full"),
     "world: snapshot in a cycle": _did("commit", lambda event: event.args["cycle"]["snapshot"] is not None),
-    "world: snapshot on leaving": _did("leave"),
+    "world: snapshot on leaving": _did("cycle.leave", lambda event: bool(event.args["cycles"])),
     "world: journal packed": _did("compact", lambda event: bool(event.value)),
     "world: upkeep fenced": _refused("compact", "fenced"),
     "world: reducer raised": _did("commit", lambda event: bool(event.args["cycle"]["failed"])),

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast import codec, messages
 from holdfast.authority import authority, workers
 from holdfast.clock import S
+from holdfast.durable import item as items
 from holdfast.durable import journal, queue
 from holdfast.errors import (
     CommitUnknown,
@@ -21,7 +23,7 @@ from holdfast.errors import (
     ReplayDiverged,
     StoreReplaced,
 )
-from holdfast.messages import Ingress, event_ingress
+from holdfast.messages import Ingress, Intent, Receipt, event_ingress
 from holdfast.roles import receipts
 from holdfast.roles.role import Role
 from holdfast.roles.world_worker import WorkerPolicy
@@ -31,6 +33,7 @@ from holdfast.sim.outside import Outside
 from holdfast.sim.processes import Firing, Hosting, Leading, Performing
 from holdfast.sim.settings import ATTEMPTS, HORIZON_NS, LEASE_NS, STUCK_MAX, Settings, Workload
 from holdfast.sim.world_app import ABROAD, UNIVERSE, app
+from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.world import catalog, publish, redrive
 from holdfast.world import fork as forks
@@ -55,6 +58,8 @@ POLICY = WorkerPolicy(
 )
 LEADER_TTL_S = 1.5
 LARGE = "." * 5000
+# What an operator says of an effect that he took care of himself.
+BY_HAND = "by_hand"
 
 
 class AccountHosting(Hosting):
@@ -287,8 +292,11 @@ class Keeper(Actor):
                 life.store.transact(workers.drain, UNIVERSE, one.worker, False)
 
     def _meddle(self, life: Life) -> None:
-        if life.settings.workload == Workload.EFFECTS and life.tape.chance(250):
-            self._redrive(life)
+        if life.settings.workload == Workload.EFFECTS and life.tape.chance(350):
+            if life.tape.chance(300):
+                self._answer(life)
+            else:
+                self._redrive(life)
             return
         choice = life.tape.draw(20)
         if choice < 4:
@@ -348,6 +356,22 @@ class Keeper(Actor):
             cutting = life.store.read(forks.cut, code, at, **policies)
             life.store.transact(forks.plant, cutting, name, child_id)
 
+    def _answer(self, life: Life) -> None:
+        """Give an effect its receipt by hand, maybe twice."""
+        waiting = life.store.read(_in_hand, life.tape.pick(tuple(ATTEMPTS)))
+        if waiting:
+            intent: Intent = life.tape.pick(waiting)
+            told = Receipt(
+                intent.intent_hash,
+                intent.effect_kind,
+                messages.Status.ERROR,
+                code=BY_HAND,
+                tag=intent.tag,
+            )
+            life.store.transact(publish.answer, UNIVERSE, intent.world_id, told)
+            if life.tape.chance(300):
+                life.store.transact(publish.answer, UNIVERSE, intent.world_id, told)
+
     def _redrive(self, life: Life) -> None:
         kind = life.tape.pick((None, *ATTEMPTS))
         if kind is not None:
@@ -362,6 +386,13 @@ class Keeper(Actor):
         letters = [one.seq for one in life.store.read(queue.dead, name)]
         if letters:
             life.store.transact(queue.redrive, name, [life.tape.pick(letters)])
+
+
+def _in_hand(txn: Txn, kind: str) -> list[Intent]:
+    """Some effects of a kind that wait, or that a pool is at."""
+    keys = items.keys_of(publish.effects(UNIVERSE, kind))
+    rows = txn.scan(keys.items, tuples.after(keys.items), 3)
+    return [codec.unpack_as(Intent, queue.payload_of(txn, items.decode(row))) for _, row in rows]
 
 
 def _worlds(txn: Txn) -> list[WorldRecord]:

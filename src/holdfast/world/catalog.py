@@ -119,7 +119,7 @@ def record(txn: Txn, universe: str, world_id: str) -> WorldRecord:
     row = txn.get(_keys(universe).records + tuples.pack((world_id,)))
     if row is None:
         raise NotFound(what="world", universe=universe, world_id=world_id)
-    return codec.unpack_as(WorldRecord, row)
+    return _record_of(row)
 
 
 def create(txn: Txn, universe: str, type: str, name: str, world_id: str) -> WorldRecord:
@@ -396,6 +396,12 @@ class _Keys:
 
 
 _keys = lru_cache(maxsize=1024)(_Keys)
+
+
+@lru_cache(maxsize=4096)
+def _record_of(row: bytes) -> WorldRecord:
+    """It is read with every effect of its world, and hardly ever changes."""
+    return codec.unpack_as(WorldRecord, row)
 
 
 @lru_cache(maxsize=4096)

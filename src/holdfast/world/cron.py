@@ -70,8 +70,7 @@ class Cron(NamedTuple):
     def next_ns(self, after_ns: int, zone: str) -> int:
         """The first instant after this one; Invalid if the rule names none (30 February)."""
         tz = zone_of(zone)
-        # A day that the clock jumps over as a whole is named at the jump: begin with the day before.
-        day = datetime.fromtimestamp(after_ns // _S, tz).date() - timedelta(days=1)
+        day = datetime.fromtimestamp(after_ns // _S, tz).date()
         last = day.year + YEARS_MAX
         while day.year <= last:
             if day.month not in self.months:
