@@ -1,6 +1,8 @@
 """`http.request` against a real server on loopback: results, refusals, bounds, hops, certificates."""
 
+import asyncio
 import gzip
+import socket
 import zlib
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler
@@ -195,6 +197,37 @@ def test_a_connection_that_breaks_after_the_request_is_interrupted(server: Serve
     with pytest.raises(Interrupted) as caught:
         get(server.url(), "POST", body=b"x")
     assert caught.value.retryable
+
+
+def test_names_that_nobody_answers_for_keep_no_other_waiting(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = socket.getaddrinfo
+
+    def slow(host: Any, *args: Any, **options: Any) -> Any:
+        if host == "mute.test":
+            server.over.wait(30)
+            raise OSError
+        return real("127.0.0.1" if host == "api.test" else host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", slow)
+    server.routes["/"] = answer(200, b"x")
+
+    async def ask_all() -> Any:
+        mute = [
+            Http(LOOPBACK).request("GET", "http://mute.test/", {"timeout_s": 0.2}, key="k")
+            for _ in range(40)
+        ]
+        lost = await asyncio.gather(*mute, return_exceptions=True)
+        url = f"http://api.test:{server.port}/"
+        return lost, await Http(LOOPBACK).request("GET", url, {"timeout_s": 20}, key="k")
+
+    try:
+        lost, found = run(ask_all())
+    finally:
+        server.over.set()
+    assert [type(one) for one in lost] == [Timeout] * 40
+    assert found.body == b"x"
 
 
 # -- bounds --------------------------------------------------------------------------------------

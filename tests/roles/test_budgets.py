@@ -113,13 +113,15 @@ ENDPOINT = Endpoint("http://localhost/v1", "", PRICES)
 talk = Talk("talk", ENDPOINT, attempts=2, timeout_s=5.0, concurrency=8)
 speech = Speech("speech", ENDPOINT, attempts=2, timeout_s=5.0, concurrency=8)
 short = Speech("short", ENDPOINT, attempts=1, timeout_s=0.1, concurrency=2)
-EFFECTS: dict[str, Any] = {one.kind: one for one in (talk, speech, short)}
+again = Speech("again", ENDPOINT, attempts=2, timeout_s=0.1, concurrency=2)
+again_talk = Talk("again.talk", ENDPOINT, attempts=2, timeout_s=0.1, concurrency=2)
+EFFECTS: dict[str, Any] = {one.kind: one for one in (talk, speech, short, again, again_talk)}
 
 
 class Ask(hf.Event):
     model: str = "m"
     max_tokens: int = 100
-    kind: str = "talk"
+    kind: str = "speech"
 
 
 class Drop(hf.Event):
@@ -139,7 +141,7 @@ class Asker(hf.World):
     def drop(self, event: Drop, cx: hf.Context) -> None:
         cx.cancel(self.intents[event.n])
 
-    @hf.on(talk, speech, short)
+    @hf.on(*EFFECTS.values())
     def heard(self, receipt: hf.Receipt[Reply], cx: hf.Context) -> None:
         self.told.append(f"{receipt.status} {receipt.code}".strip())
 
@@ -224,8 +226,11 @@ def test_while_a_call_is_made_its_most_is_set_aside_for_world_and_universe(desk:
     assert ada.state().told == ["ok"]
 
 
-def test_when_the_receipt_is_there_the_bill_is_booked_and_nothing_is_set_aside(desk: Desk) -> None:
-    ada = desk.asker("ada", Ask())
+@pytest.mark.parametrize("kind", ["talk", "speech"])
+def test_when_the_receipt_is_there_the_bill_is_booked_and_nothing_is_set_aside(
+    desk: Desk, kind: str
+) -> None:
+    ada = desk.asker("ada", Ask(kind=kind))
     desk.work(desk.pool())
     for unit in (TOKENS, MONEY):
         assert desk.account(unit) == Account(BOOKED[unit], 0, None)
@@ -240,7 +245,7 @@ def test_the_claim_and_what_is_set_aside_are_one_commit(
     desk.asker("ada", Ask())
     desk.backend.arm({1: fault})
     crashing(desk, pool)
-    assert desk.counts("talk").claimed == claimed
+    assert desk.counts("speech").claimed == claimed
     assert desk.account().reserved == claimed * MOST[TOKENS]
     assert teller.calls == []
 
@@ -297,7 +302,7 @@ def test_between_two_attempts_nothing_is_set_aside(desk: Desk) -> None:
     desk.asker("ada", Ask())
     teller.answers.append(ConnectionResetError())
     desk.work(desk.pool())
-    assert desk.counts("talk").delayed == 1
+    assert desk.counts("speech").delayed == 1
     assert desk.account() == Account(MOST[TOKENS], 0, None)
 
 
@@ -337,7 +342,7 @@ def test_over_budget_no_call_is_made_and_the_receipt_says_so(desk: Desk) -> None
     ada = desk.asker("ada", Ask())
     desk.work(desk.pool())
     assert (teller.calls, ada.state().told) == ([], ["error over_budget"])
-    [letter] = desk.letters("talk")
+    [letter] = desk.letters("speech")
     assert letter.code == "over_budget"
     assert desk.account() == Account(0, 0, MOST[TOKENS] - 1)
 
@@ -359,7 +364,7 @@ def test_a_budget_of_each_world_refuses_one_world_and_no_other(desk: Desk) -> No
     desk.work(pool)
     assert ada.state().told == ["ok", "error over_budget"]
     assert bob.state().told == ["ok"]
-    [letter] = desk.letters("talk")
+    [letter] = desk.letters("speech")
     assert "Asker/ada" in letter.error
 
 
@@ -369,10 +374,10 @@ def test_what_does_not_fit_beside_others_waits_for_them_and_is_done(desk: Desk) 
     pool = desk.pool()
     desk.work(pool)
     assert sorted(ada.state().told + bob.state().told) == ["ok"], "one of them has to wait"
-    assert desk.counts("talk") == queue.Counts(delayed=1, done=1)
+    assert desk.counts("speech") == queue.Counts(delayed=1, done=1)
     desk.work(pool, seconds=2 * admission.LATER_NS / S)
     assert ada.state().told == bob.state().told == ["ok"]
-    assert desk.letters("talk") == []
+    assert desk.letters("speech") == []
 
 
 def test_what_waited_for_others_in_vain_is_over_budget(desk: Desk) -> None:
@@ -412,8 +417,8 @@ def test_an_effect_that_was_over_budget_can_be_redriven(desk: Desk) -> None:
     pool = desk.pool()
     desk.work(pool)
     desk.limit(None)
-    [letter] = desk.letters("talk")
-    desk.store.transact(receipts.redrive_effects, U, "talk", [letter.seq])
+    [letter] = desk.letters("speech")
+    desk.store.transact(receipts.redrive_effects, U, "speech", [letter.seq])
     desk.work(pool)
     assert ada.state().told == ["error over_budget", "ok"]
     assert desk.account() == Account(BOOKED[TOKENS], 0, None)
@@ -456,7 +461,7 @@ def test_an_intent_whose_most_cannot_be_told_is_refused_and_holds_up_nobody(
     desk: Desk, name: str
 ) -> None:
     ada = desk.asker("ada", Ask())
-    good = desk.intent("talk")
+    good = desk.intent("speech")
     bad = msgspec.structs.replace(
         good, intent_hash=b"x" * 32, params=codec.pack(BAD_PARAMS[name]), priority=9
     )
@@ -464,7 +469,7 @@ def test_an_intent_whose_most_cannot_be_told_is_refused_and_holds_up_nobody(
     desk.work(desk.pool())
     assert len(teller.calls) == 1
     assert ada.state().told[-1] == "ok"
-    [letter] = desk.letters("talk")
+    [letter] = desk.letters("speech")
     assert letter.code == "invalid"
     assert desk.account() == Account(BOOKED[TOKENS], 0, None)
 
@@ -473,7 +478,7 @@ def test_a_price_beyond_all_bounds_refuses_the_call_and_ends_no_pool(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dear = Endpoint("http://localhost/v1", "", {"m": Price(1e300, 1e300)})
-    monkeypatch.setattr(talk, "_endpoint", dear)
+    monkeypatch.setattr(speech, "_endpoint", dear)
     ada = desk.asker("ada", Ask())
     desk.work(desk.pool())
     assert (teller.calls, ada.state().told) == ([], ["error invalid"])
@@ -487,7 +492,7 @@ def test_the_effect_of_a_deleted_world_is_dropped_and_books_nothing(desk: Desk) 
     ada.delete()
     desk.work(desk.pool())
     assert teller.calls == []
-    assert desk.counts("talk") == queue.Counts(done=1)
+    assert desk.counts("speech") == queue.Counts(done=1)
     assert desk.account() == Account(0, 0, None)
 
 
@@ -514,7 +519,7 @@ def test_a_cancelled_call_of_which_nobody_ever_hears_lapses_and_is_booked_at_its
     desk.think()
     assert ada.state().told == ["error cancelled"]
     assert desk.account() == Account(0, MOST[TOKENS], None)
-    desk.expire(LAPSE_S + 3 * talk.timeout_s)
+    desk.expire(LAPSE_S + 3 * speech.timeout_s)
     ada.send(Ask())
     desk.work(desk.pool("second"))
     assert desk.account() == Account(MOST[TOKENS] + BOOKED[TOKENS], 0, None)
@@ -522,7 +527,7 @@ def test_a_cancelled_call_of_which_nobody_ever_hears_lapses_and_is_booked_at_its
 
 def claimed_intent(desk: Desk, pool: AdapterPool) -> Intent:
     """An effect whose worker is gone, and whose bill may still come."""
-    intent = desk.intent("talk")
+    intent = desk.intent("speech")
     teller.answers.append(Crash())
     crashing(desk, pool)
     return intent
@@ -605,7 +610,7 @@ def test_a_coroutine_that_is_cancelled_while_it_runs_is_booked_at_its_most() -> 
 
     with living() as live:
         teller.answers.append(hang)
-        live.ada.send(Ask())
+        live.ada.send(Ask(kind="talk"))
         assert entered.wait(LONG_S)
         live.ada.send(Drop())
         until(lambda: live.told() == ["error cancelled"])
@@ -670,6 +675,28 @@ def test_a_function_that_is_out_of_time_is_booked_at_its_most_once_whatever_it_b
         live.ada.send(Ask(kind="speech"))
         until(lambda: len(live.told()) == 2)
         assert live.account() == Account(MOST[TOKENS] + BOOKED[TOKENS], 0, None)
+
+
+@pytest.mark.parametrize("kind", ["again", "again.talk"])
+def test_a_call_that_is_out_of_time_is_booked_at_its_most_and_the_next_attempt_by_its_bill(
+    kind: str,
+) -> None:
+    leave = threading.Event()
+
+    def hang() -> Usage:
+        assert leave.wait(LONG_S)
+        return BILL
+
+    async def hang_async() -> Usage:
+        await asyncio.sleep(3600)
+        raise AssertionError
+
+    with living() as live:
+        teller.answers.append(hang if kind == "again" else hang_async)
+        live.ada.send(Ask(kind=kind))
+        until(lambda: live.told() == ["ok"])
+        assert live.account() == Account(MOST[TOKENS] + BOOKED[TOKENS], 0, None)
+        leave.set()
 
 
 # -- never more than there is ----------------------------------------------------------------------

@@ -84,12 +84,15 @@ def test_overdue_timers_fire_after_any_downtime(rig: Rig) -> None:
 
 
 def test_overdue_timers_fire_in_the_order_of_their_times(rig: Rig) -> None:
-    """Not in the order they were set, and not more than a batch at once."""
+    """Not in the order they were set, nor by their clocks, and not more than a batch at once."""
     worlds = [rig.buyer(f"w{n}") for n in range(10)]
+    rig.clock.step_wall(5 * 3600 * S)
     times = list(range(1, 2 * BATCH_MAX + 51))
     Random(7).shuffle(times)
     for place, n in enumerate(times):
-        worlds[place % 10].send(Slept(n, name=str(n)))
+        name = str(n)
+        event = Slept(n, name=name) if place % 2 else Planned(wall_s(rig) + n, name=name)
+        worlds[place % 10].send(event)
     rig.think()
     rig.clock.advance(10_000 * S)
     worker = rig.timer_worker()
@@ -103,6 +106,20 @@ def test_overdue_timers_fire_in_the_order_of_their_times(rig: Rig) -> None:
     assert fired == sorted(times)
     for one in worlds:
         assert one.state().woken == sorted(one.state().woken, key=int)
+
+
+def test_ten_thousand_overdue_timers_fire_once_in_their_order(rig: Rig) -> None:
+    ada = rig.buyer("ada")
+    times = list(range(10_000))
+    Random(7).shuffle(times)
+    for at in range(0, len(times), 1000):
+        some = [(ada, Slept(1 + n / 1000, name=str(n))) for n in times[at : at + 1000]]
+        rig.runtime.send_many(some)
+        rig.think()
+    rig.clock.advance(86_400 * S)
+    rig.work(rig.timer_worker())
+    assert ada.state().woken == [str(n) for n in range(10_000)]
+    assert rig.timers() == queue.Counts(done=10_000)
 
 
 def test_overdue_timers_fire_after_the_machine_was_started_anew(rig: Rig) -> None:

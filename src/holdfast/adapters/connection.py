@@ -14,7 +14,8 @@ import socket
 import ssl
 import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache, partial
 from typing import Any
 
 import httpcore
@@ -28,6 +29,8 @@ Resolve = Callable[[str, int], Awaitable[list[str]]]
 
 # So many of a name's addresses are tried.
 ADDRESSES_MAX = 4
+# So many names are looked up at once.
+LOOKUPS_MAX = 64
 # A packed body may be longer than what it unpacks to, but not by more than this.
 PACKING_BYTES_MAX = 64 * 1024
 
@@ -148,11 +151,18 @@ def trusting(ca_file: str | None) -> ssl.SSLContext:
 
 async def look_up(host: str, port: int) -> list[str]:
     loop = asyncio.get_running_loop()
+    ask = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await loop.run_in_executor(_lookups(), ask)
     except OSError as error:
         raise Unavailable(host=host, why=f"cannot be resolved: {error.strerror}") from None
     return [str(address[0]) for *_, address in found]
+
+
+@lru_cache(maxsize=1)
+def _lookups() -> ThreadPoolExecutor:
+    """Threads of their own: a name server that does not answer keeps a thread long after its call."""
+    return ThreadPoolExecutor(LOOKUPS_MAX, thread_name_prefix="holdfast-names")
 
 
 async def read_within(response: httpx.Response, bytes_max: int) -> bytes:

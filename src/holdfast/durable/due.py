@@ -80,7 +80,7 @@ def work_off(
 
 class _Due(NamedTuple):
     keys: Keys
-    index: bytes
+    row: bytes
     packed_seq: bytes
     item: Item
     now_ns: int
@@ -107,7 +107,7 @@ def _take(
     txn: Txn, one: _Due, tally: Tally, act: Operation[..., Any], args: tuple[Any, ...]
 ) -> None:
     keys, item, packed_seq = one.keys, one.item, one.packed_seq
-    txn.delete(one.index)
+    txn.delete(one.row)
     raised = attempt(txn, act, queue.payload_of(txn, item), *args)
     if raised is not None:
         _fail(txn, one, raised, tally)

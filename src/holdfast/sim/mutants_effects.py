@@ -18,7 +18,7 @@ _perform = "app.declare:Effect.perform"
 _fire_due = "roles.firing:fire_due"
 _fire = "roles.firing:fire"
 _repeat = "roles.firing:_repeat"
-_work_off = "durable.due:work_off"
+_end_due = "durable.due:_take"
 _empty = "world.timers:_empty"
 _set_timer = "world.timers:set_timer"
 _take = "world.timers:take"
@@ -129,14 +129,14 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "timer: a second early": (
-        Edit(_fire_due, "now_ns=txn.now_ns", "now_ns=txn.now_ns + 1_000_000_000"),
+        Edit(_fire_due, "txn.now_ns)", "txn.now_ns + 1_000_000_000)"),
     ),
     "timer: an hour early by the calendar": (
-        Edit(_fire_due, "now_ns=wall_ns", "now_ns=wall_ns + 3_600_000_000_000"),
+        Edit(_fire_due, "wall_ns))", "wall_ns + 3_600_000_000_000))"),
         Edit(_fire, "wall_ns < timer.wall_ns", "False"),
     ),
     "timer: the calendar is not looked at": (
-        Edit(_fire_due, "limit=limit, now_ns=wall_ns", "limit=limit, now_ns=0"),
+        Edit(_fire_due, "wall_ns))", "0))"),
     ),
     "timer: done, and nobody told": (
         Edit(
@@ -146,7 +146,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "timer: told, and not done": (
-        Edit(_work_off, "txn.delete(keys.items + packed_seq)", "pass"),
+        Edit(_end_due, "txn.delete(keys.items + packed_seq)", "pass"),
     ),
     "timer: lost to a full inbox": (
         Edit(_fire, "_wait(txn, intent, timer, wall_ns, held.turn_ns)", "pass"),

@@ -24,6 +24,7 @@ from holdfast.errors import (
     StoreReplaced,
 )
 from holdfast.messages import Ingress, Intent, Receipt, event_ingress
+from holdfast.ops import service
 from holdfast.roles import receipts
 from holdfast.roles.role import Role
 from holdfast.roles.world_worker import WorkerPolicy
@@ -357,7 +358,7 @@ class Keeper(Actor):
             life.store.transact(forks.plant, cutting, name, child_id)
 
     def _answer(self, life: Life) -> None:
-        """Give an effect its receipt by hand, maybe twice."""
+        """Give an effect its receipt by hand, maybe twice, maybe to another world."""
         waiting = life.store.read(_in_hand, life.tape.pick(tuple(ATTEMPTS)))
         if waiting:
             intent: Intent = life.tape.pick(waiting)
@@ -368,9 +369,11 @@ class Keeper(Actor):
                 code=BY_HAND,
                 tag=intent.tag,
             )
-            life.store.transact(publish.answer, UNIVERSE, intent.world_id, told)
+            service.receipt_inject(life.store, UNIVERSE, intent.world_id, told)
             if life.tape.chance(300):
-                life.store.transact(publish.answer, UNIVERSE, intent.world_id, told)
+                # Once more: for the same world it is the same answer, for another it is refused.
+                to = self._world(life).world_id
+                service.receipt_inject(life.store, UNIVERSE, to, told)
 
     def _redrive(self, life: Life) -> None:
         kind = life.tape.pick((None, *ATTEMPTS))
