@@ -27,13 +27,16 @@ from holdfast.adapters.errors import Answered, Unavailable
 from holdfast.adapters.llm import ChatOptions, Endpoint, Price, Reply, Usage
 from holdfast.app.shipped.llm import Chat
 from holdfast.clock import MS, S
+from holdfast.durable import item as items
 from holdfast.durable import queue
+from holdfast.durable.item import keys_of
 from holdfast.effects import budget
 from holdfast.effects.budget import MONEY, TOKENS, UNIVERSE, Account, Charge
 from holdfast.errors import Timeout
 from holdfast.messages import Intent
 from holdfast.roles import admission, receipts
 from holdfast.roles.adapter import LAPSE_S, AdapterPool
+from holdfast.store import tuples
 from holdfast.store.api import Store
 from holdfast.world import publish
 from tests.roles.rig import Rig
@@ -42,6 +45,7 @@ from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, Crash
 MODULES = ("holdfast.roles.admission", "holdfast.roles.doing", "holdfast.effects.budget")
 
 U = "talk"
+QUEUE = publish.effects(U, "speech")
 LONG_S = 30.0
 PRICES = {"m": Price(input=1.0, output=10.0)}
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -347,6 +351,14 @@ def test_over_budget_no_call_is_made_and_the_receipt_says_so(desk: Desk) -> None
     assert desk.account() == Account(0, 0, MOST[TOKENS] - 1)
 
 
+def test_a_tick_in_which_all_were_refused_is_no_reason_to_rest(desk: Desk) -> None:
+    desk.limit(0)
+    desk.asker("ada", *[Ask() for _ in range(3)])
+    [runner] = [one for one in desk.pool().runners if one.worker == "pool/speech"]
+    tick = runner.tick()
+    assert (tick.claimed, tick.turned_away, tick.moved) == (0, 3, True)
+
+
 def test_exactly_what_is_left_is_enough(desk: Desk) -> None:
     desk.limit(MOST[TOKENS])
     ada = desk.asker("ada", Ask())
@@ -378,6 +390,24 @@ def test_what_does_not_fit_beside_others_waits_for_them_and_is_done(desk: Desk) 
     desk.work(pool, seconds=2 * admission.LATER_NS / S)
     assert ada.state().told == bob.state().told == ["ok"]
     assert desk.letters("speech") == []
+
+
+def test_the_more_are_waiting_the_longer_the_next_is_put_off(desk: Desk) -> None:
+    """So a long line is looked at no more often than a short one."""
+    desk.asker("first", Ask())
+    teller.answers.append(Crash())
+    crashing(desk, desk.pool("dies"))
+    desk.limit(desk.account().reserved + 1)
+    pool = desk.pool()
+    desk.asker("many", *[Ask() for _ in range(40)])
+    desk.work(pool)
+    assert desk.counts("speech").delayed == 40
+    desk.asker("one more", Ask())
+    desk.work(pool)
+    last = desk.store.read(lambda txn: items.load(txn, keys_of(QUEUE), tuples.pack_int(42)))
+    waits_ns = last.not_before_ns - last.enqueued_ns
+    assert waits_ns >= admission.LATER_NS + 40 * admission.LATER_EACH_NS
+    assert len(teller.calls) == 1
 
 
 def test_what_waited_for_others_in_vain_is_over_budget(desk: Desk) -> None:

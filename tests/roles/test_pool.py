@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -405,6 +407,33 @@ def test_whichever_pool_has_the_call_hears_of_the_cancellation(quick_house: Hous
     for hang in hangs:
         quick_house.ada.send(Drop(hang))
     until(lambda: sorted(outside.cancelled) == hangs)
+
+
+@BOTH
+def test_cancellations_that_race_with_answers_leave_one_receipt_each(
+    house: House, how: str
+) -> None:
+    kind = f"long.{how}"
+    pools = [house.pool(f"pool {n}") for n in range(2)]
+    whats = [f"quick {n}" for n in range(120)]
+    chance = random.Random(11)
+    for batch in (whats[at : at + 12] for at in range(0, 120, 12)):
+        house.runtime.send_many([(house.ada, Want(kind, what)) for what in batch])
+        until(lambda batch=batch: any(map(outside.called, batch)))  # type: ignore[misc]
+        dropped = [Drop(what) for what in batch if chance.random() < 0.5]
+        house.runtime.send_many([(house.ada, event) for event in dropped])
+    until(lambda: len(house.told()) == 120)
+    for pool in pools:
+        house.stop(pool)
+    state = house.ada.state()
+    assert sorted(re.findall(r"quick \d+", " ".join(state.told))) == sorted(whats)
+    assert {re.sub(r"\d+", "n", told) for told in state.told} <= {
+        "ok quick n done", "error quick n cancelled",
+    }  # fmt: skip
+    counts = house.counts(kind)
+    assert (counts.ready, counts.delayed, counts.claimed, counts.dead) == (0, 0, 0, 0)
+    for intent in state.intents.values():
+        assert house.store.read(publish.pending, U, intent) is None
 
 
 # -- stopping --------------------------------------------------------------------------------------

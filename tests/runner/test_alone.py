@@ -89,8 +89,10 @@ class Group:
         self.alone = Alone()
         self.room = Room()
 
-    def runner(self, name: str = "q", handler: Any = None, **options: Any) -> Runner:
-        policy = Policy(tend=True, lease_ttl_ms=TTL_MS, expiries_max=BUDGET.expiries_max)
+    def runner(
+        self, name: str = "q", handler: Any = None, *, tend: bool = True, **options: Any
+    ) -> Runner:
+        policy = Policy(tend=tend, lease_ttl_ms=TTL_MS, expiries_max=BUDGET.expiries_max)
         made = Runner(
             self.rig.store,
             name,
@@ -356,15 +358,16 @@ def test_a_suspect_keeps_its_claim_for_as_long_as_it_waits(group: Group) -> None
     assert group.room.done.count(b"suspect") == 1
 
 
+@pytest.mark.parametrize("tend", [True, False])
 def test_a_runner_that_stops_while_its_suspect_waits_hands_it_back_and_lets_the_others_in(
-    group: Group,
+    group: Group, tend: bool
 ) -> None:
     group.put(b"long", to="other")
     other = group.runner("other")
     other.tick()
     until(lambda: group.room.inside == [b"long"])
     group.suspect(b"suspect")
-    runner = group.runner()
+    runner = group.runner(tend=tend)
     runner.tick()
     runner.request_stop()
     assert runner.tick().released == 1

@@ -11,8 +11,9 @@ the same time cannot spend more together than a budget has.
 from __future__ import annotations
 
 from holdfast import codec
-from holdfast.clock import S
+from holdfast.clock import MS, S
 from holdfast.codec import Record
+from holdfast.durable import queue as queues
 from holdfast.durable.queue import TAKE, Candidate, Verdict
 from holdfast.effects import budget
 from holdfast.effects.budget import MONEY, UNIVERSE, Charge
@@ -22,8 +23,10 @@ from holdfast.roles.doing import Billing
 from holdfast.store.api import Txn, operation, resolve
 from holdfast.world import catalog, publish
 
-# How long an effect waits for reservations of others to be settled.
+# How long an effect waits for reservations of others to be settled ...
 LATER_NS = 1 * S
+# ... and for each that waits already: so a long line is looked at no more often than a short one.
+LATER_EACH_NS = 1 * MS
 
 DROP = Verdict("drop")
 
@@ -43,8 +46,10 @@ def admit(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> lis
     """Judge effects; their group is their world."""
     terms = codec.unpack_as(Terms, args)
     gone = {world: _gone(txn, terms.universe, world) for world in {c.group for c in candidates}}
+    waiting = queues.counts(txn, queue).delayed
+    later = Verdict("later", LATER_NS + waiting * LATER_EACH_NS, "budget_reserved")
     return [
-        _dropped(txn, terms, one) if gone[one.group] else _judge(txn, terms, one)
+        _dropped(txn, terms, one) if gone[one.group] else _judge(txn, terms, one, later)
         for one in candidates
     ]
 
@@ -63,7 +68,7 @@ def _dropped(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     return DROP
 
 
-def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
+def _judge(txn: Txn, terms: Terms, one: Candidate, later: Verdict) -> Verdict:
     if terms.billing is None:
         return TAKE
     try:
@@ -76,7 +81,7 @@ def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     if answer.granted:
         return TAKE
     if answer.later:
-        return Verdict("later", LATER_NS, "budget_reserved")
+        return later
     return Verdict("refuse", code="over_budget", error=_told(txn, terms.universe, answer))
 
 

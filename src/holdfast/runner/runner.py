@@ -303,13 +303,13 @@ class Runner:
         crew = self._crew
         if crew is None:
             return
+        if self._state is not State.RUNNING:
+            # What is not begun will not be.
+            unbegun = [*(crew.waiting() if policy.tend else ()), *self._suspects]
+            self._suspects.clear()
+            self._give_back(unbegun, tick)
         if policy.tend:
             crew.nudge()
-            if self._state is not State.RUNNING:
-                # What is not begun will not be.
-                unbegun = [*crew.waiting(), *self._suspects]
-                self._suspects.clear()
-                self._give_back(unbegun, tick)
             if crew.busy or self._suspects:
                 try:
                     self._look_after(crew, policy, tick)
@@ -317,7 +317,7 @@ class Runner:
                     if not (transient(error) or isinstance(error, CommitUnknown)):
                         raise
                     tick.busy += 1
-        if self._alone is not None and not crew.busy and not self._suspects:
+        if self._alone is not None and self._alone.wanted and not (crew.busy or self._suspects):
             self._alone.leave(self)
 
     def _look_after(self, crew: Crew, policy: Policy, tick: Tick) -> None:
