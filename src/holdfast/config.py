@@ -46,6 +46,14 @@ DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
 SWEEP_EVERY_NS = 10 * S
 # Mail to a full inbox is tried again after this long.
 RETRY_FULL_NS = S
+# A universe that nobody has a route to is looked for so often, after pauses that grow up to this, and
+# with each message that waits: about an hour in all. Then its mail ends as `no_route`.
+ROUTE_LOOKS_MAX = 168
+ROUTE_LOOK_NS_MAX = 30 * S
+ROUTE_LOOK_EACH_NS = S // 1000
+# Pools announce this often which universes they have a route to, and it counts for this long.
+ROUTE_ANNOUNCE_EVERY_NS = 3600 * S
+ROUTE_KEPT_NS = 24 * 3600 * S
 # Whoever asks us to wait longer than this is not waited for.
 RETRY_AFTER_S_MAX = 24 * 3600
 
@@ -98,6 +106,11 @@ class WriterLimits:
     # Dead readers pin old pages: they are looked for this often.
     reader_check_s: float = 1.0
 
+
 # What an item keeps of its attempts: the last ones, and of each the beginning of its error.
 TRIED_KEPT = 10
 TRIED_ERROR_CHARS_MAX = 200
+# The tag of an effect comes back with its receipt.
+TAG_BYTES_MAX = 1024
+# What joins the outcomes of one commit: receipts, mostly. More goes into the next one.
+SETTLED_BYTES_MAX = 8 * 1024 * 1024

@@ -92,6 +92,59 @@ def test_asking_again_while_it_is_open_reserves_nothing_twice(store: Store) -> N
     assert standing(store).reserved == 100
 
 
+def reserve_for(store: Store, claim: int, expiries: int = 0, amount: int = 100) -> Answer:
+    charges = [Charge(TOKENS, amount)]
+    answer: Answer = store.transact(budget.reserve, U, "w", "a", charges, claim, expiries)
+    return answer
+
+
+def test_asked_for_again_after_its_claim_was_given_back_it_is_the_same(store: Store) -> None:
+    limit(store, 100)
+    assert reserve_for(store, 1) == reserve_for(store, 2)
+    assert standing(store) == Account(0, 100, 100)
+
+
+def test_asked_for_again_after_its_claim_expired_it_is_booked_in_full_and_made_anew(
+    store: Store,
+) -> None:
+    first, second = reserve_for(store, 1), reserve_for(store, 2, expiries=1)
+    assert second.granted
+    assert second.number > first.number
+    assert standing(store) == Account(100, 100, None)
+    assert not settle(store, "a", first.number, 30)
+    assert settle(store, "a", second.number, 30)
+    assert standing(store) == Account(130, 0, None)
+
+
+def test_what_the_dead_have_spent_may_leave_no_room_for_another_call(store: Store) -> None:
+    limit(store, 199)
+    reserve_for(store, 1)
+    refused = reserve_for(store, 2, expiries=1)
+    assert (refused.granted, refused.later) == (False, False)
+    assert standing(store) == Account(100, 0, 199)
+
+
+@pytest.mark.parametrize(("bill", "booked"), [([Charge(TOKENS, 30)], 30), ([], 0), (None, 100)])
+def test_whoever_lost_a_claim_settles_what_is_still_open_for_it(
+    store: Store, bill: list[Charge] | None, booked: int
+) -> None:
+    reserve_for(store, 1)
+    assert store.transact(budget.book_late, U, "a", 1, bill)
+    assert not store.transact(budget.book_late, U, "a", 1, bill)
+    assert standing(store) == Account(booked, 0, None)
+
+
+@pytest.mark.parametrize("bill", [[Charge(TOKENS, 30)], None])
+@pytest.mark.parametrize("expiries", [0, 1])
+def test_whoever_lost_a_claim_settles_nothing_that_is_anothers(
+    store: Store, bill: list[Charge] | None, expiries: int
+) -> None:
+    reserve_for(store, 1)
+    reserve_for(store, 2, expiries)
+    assert not store.transact(budget.book_late, U, "a", 1, bill)
+    assert standing(store) == Account(100 * expiries, 100, None)
+
+
 def test_settling_twice_books_once(store: Store) -> None:
     answer = reserve(store, "a", 100)
     assert settle(store, "a", answer.number, 30)

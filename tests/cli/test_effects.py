@@ -9,11 +9,13 @@ from holdfast import store as stores
 from holdfast.app.runtime import Runtime
 from holdfast.cli.output import time_text
 from holdfast.durable import queue
+from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.store.api import Store
 from holdfast.world import catalog, publish
 from tests.cli.conftest import Run
 from tests.roles.shop import Buyer, Ordered, Repeated, Slept, app
+from tests.roles.towns import Office, Write, app_of
 
 PAY = publish.effects("shop", "pay")
 INTENTS = 4
@@ -117,6 +119,47 @@ def test_list_shows_the_intents_in_a_state(run: Run, path: Path, shop: Store) ->
     nothing = run("effects", "list", "pay", "--state", "delayed", "--store", path)
     assert nothing.out == "no pay is delayed\n"
     assert run("effects", "list", "--state", "dead", "--store", path).error.startswith("invalid: ")
+
+
+def test_list_of_a_kind_shows_what_waits_and_why(run: Run, path: Path, shop: Store) -> None:
+    *_, waiting, _ = intents(shop)
+    [claim] = shop.transact(queue.claim, PAY, "pool", 1, 10**12)
+    shop.transact(queue.fail, claim, "down", "down: no bank here\nat line 1", True, 10**12)
+    [told] = run("effects", "list", "pay", "--store", path, "--json").document["waiting"]
+    assert (told["intent"], told["world"], told["code"]) == (waiting, "Buyer/ada", "down")
+    text = run("effects", "list", "pay", "--store", path).out
+    [line] = [line for line in text.splitlines() if waiting in line]
+    assert line.endswith("down: no bank here")
+    assert waiting not in run("effects", "list", "--store", path).out
+
+
+def test_mail_without_a_route_is_listed_with_its_reason(run: Run, path: Path) -> None:
+    town = app_of("north")
+    with stores.open(path) as store:
+        ada = Runtime(town, store, roles=()).world(Office, "ada")
+        ada.send(Write("bob", "hi", universe="atlantis"))
+        store.transact(catalog.assign, "north", ada.record().world_id, "A")
+        worker = WorldWorker(
+            store, universe="north", programs=town.programs, vocabulary=town, worker="A",
+            incarnation="1",
+        )  # fmt: skip
+        while worker.tick():
+            pass
+        pool = AdapterPool(store, universe="north", adapters={}, worker="P", inline=True)
+        [sorter] = pool.runners
+        sorter.boot()
+        sorter.tick()
+        [intent] = ada.state().sent
+        text = run("effects", "list", "fabric.send", "--store", path).out
+    [line] = [line for line in text.splitlines() if intent.hex() in line]
+    assert "no_route: universe='atlantis'" in line
+
+
+def test_lanes_are_listed_with_the_mail(run: Run, path: Path, shop: Store) -> None:
+    for name in ("fabric.send", "fabric.send>east"):
+        shop.transact(queue.put, publish.effects("shop", name), b"")
+    told = run("effects", "list", "fabric.send", "--store", path, "--json").document["effects"]
+    assert [row["kind"] for row in told] == ["fabric.send", "fabric.send>east"]
 
 
 def test_a_redriven_effect_names_the_one_in_whose_place_it_is(

@@ -30,6 +30,7 @@ LATER = 3 * S
 LARGE = b"x" * (BLOB_THRESHOLD_BYTES + 1)
 JUDGE = Admission("holdfast.tests:judge", b"args")
 WILL = "holdfast.durable.dead:post_notice"
+FORGIVING = queue.Budget(failures_max=1000, expiries_max=1000)
 
 seen: list[list[Candidate]] = []
 
@@ -163,7 +164,10 @@ def test_a_judge_sees_who_it_is_and_how_it_fared(sim_store: Store, clock: SimClo
     claim(sim_store, 1)
     clock.advance(TTL + S)
     claim(sim_store)
-    assert seen[-1] == [Candidate(1, "g", b"take", 1, 1), Candidate(2, "g", LARGE, 0, 0)]
+    assert set(seen[-1]) == {
+        Candidate(1, "g", b"take", 1, 1, 3),
+        Candidate(2, "g", LARGE, 0, 0, 1),
+    }
 
 
 def test_what_a_judge_writes_is_committed_with_the_claims(store: Store) -> None:
@@ -250,13 +254,80 @@ def test_a_group_that_is_turned_away_costs_the_others_no_turn(store: Store, end:
     assert [one.payload for one in claim(store, 2)] == [b"take quiet"]
 
 
-def test_what_comes_after_a_wait_has_its_old_turn(sim_store: Store, clock: SimClock) -> None:
+def test_what_comes_after_a_wait_has_the_turn_of_now_and_its_old_seq(
+    sim_store: Store, clock: SimClock
+) -> None:
     put(sim_store, b"later 1", group="early")
     claim(sim_store)
     put(sim_store, *[b"take"] * 3, group="busy")
     clock.advance(LATER + S)
     order = [one.payload for one in sim_store.transact(queue.claim, "q", "a", 10, TTL)]
     assert order[0] == b"later 1"
+
+
+def backlog(store: Store, n: int, how: str) -> None:
+    """Items of one group that were looked at and come back: at once, or when they are due."""
+    put(store, *[b"later" if how == "put off" else b"take"] * n, group="busy")
+    held: list[Claim] = []
+    while counts(store).ready:
+        held += claim(store, 100)
+    for at in range(0, len(held), 100):
+        tokens = [one.token for one in held[at : at + 100]]
+        if how == "given back":
+            store.transact(queue.release, tokens)
+        elif how == "failed":
+            fails = [queue.Failure(token, "boom", "", delay_ns=LATER) for token in tokens]
+            store.transact(queue.settle, [], fails)
+
+
+@pytest.mark.parametrize("how", ["put off", "failed", "given back", "expired"])
+@pytest.mark.parametrize("before", [True, False], ids=["quiet before", "quiet after"])
+def test_however_many_of_a_group_come_back_they_do_not_keep_another_waiting(
+    sim_store: Store, clock: SimClock, how: str, before: bool
+) -> None:
+    backlog(sim_store, 600, how)
+    if before:
+        put(sim_store, b"take quiet", group="quiet")
+    clock.advance(TTL + S)
+    claim(sim_store, 1)
+    if not before:
+        put(sim_store, b"take quiet", group="quiet")
+    claim(sim_store, 1)
+    claim(sim_store, 1)
+    held = {one.payload for one in sim_store.read(queue.claims_of, "q", "a", 1000)}
+    assert b"take quiet" in held
+
+
+def test_what_comes_back_goes_ahead_of_the_backlog_of_its_group(store: Store) -> None:
+    put(store, *[b"take"] * 50, group="g")
+    [first] = claim(store, 1)
+    store.transact(queue.fail, first, "boom", "text")
+    order = [one.seq for one in claim(store, 50)]
+    assert order.index(first.seq) <= 1
+
+
+def test_what_has_come_back_can_be_withdrawn(sim_store: Store, clock: SimClock) -> None:
+    seqs = put(sim_store, *[b"later"] * 3, group="g")
+    claim(sim_store)
+    clock.advance(LATER + S)
+    claim(sim_store, 0)
+    assert counts(sim_store).ready == 3
+    for seq in seqs:
+        assert sim_store.transact(queue.withdraw, "q", seq)
+    assert counts(sim_store) == recount(sim_store, 3) == Counts(done=3)
+    assert groups(sim_store) == []
+
+
+def test_a_turn_that_is_still_to_come_is_kept_over_a_wait(
+    sim_store: Store, clock: SimClock
+) -> None:
+    due_ns = sim_store.now_ns() + S
+    put(sim_store, b"take early", b"take 2", b"take 3", group="g")
+    put(sim_store, b"take last", group="g", not_before_ns=due_ns)
+    clock.advance(2 * S)
+    order = [one.seq for one in claim(sim_store)]
+    assert order == [1, 2, 3, 4]
+    assert groups(sim_store) == []
 
 
 def blob_of(store: Store, seq: int) -> bytes:
@@ -310,6 +381,19 @@ class Judged(RuleBasedStateMachine):
     @rule()
     def ack(self) -> None:
         self.store.transact(queue.settle, [one.token for one in self.held], [])
+        self.held.clear()
+
+    @rule(delay_s=st.integers(0, 2))
+    def fail(self, delay_s: int) -> None:
+        fails = [queue.Failure(one.token, "boom", "", delay_ns=delay_s * S) for one in self.held]
+        self.store.transact(queue.settle, [], fails, FORGIVING)
+        self.held.clear()
+
+    @rule()
+    def give_back(self) -> None:
+        for one in self.held:
+            if self.store.read(queue.holds, one):
+                self.store.transact(queue.release, [one.token])
         self.held.clear()
 
     @rule(seq=st.integers(1, 20), claimed=st.booleans())

@@ -40,5 +40,5 @@ def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     assert shown
     for pattern, told in shown:
         assert re.fullmatch(pattern, told), told
-    for name in ("shop-data", "stock-data"):
+    for name in ("shop-data", "stock-data", "lone-data"):
         assert_nobody_is_left(tmp_path / name, LINGER_S)

@@ -36,6 +36,8 @@ from holdfast.errors import Timeout
 from holdfast.messages import Intent
 from holdfast.roles import admission, receipts
 from holdfast.roles.adapter import LAPSE_S, AdapterPool
+from holdfast.roles.doing import Doing
+from holdfast.runner.tick import Tick
 from holdfast.store import tuples
 from holdfast.store.api import Store
 from holdfast.world import publish
@@ -266,7 +268,7 @@ def test_the_receipt_and_the_bill_are_one_commit(desk: Desk, fault: str, done: i
     assert desk.depth(ada) == done
 
 
-def test_a_call_that_is_made_again_after_a_crash_sets_aside_once_and_is_settled_once(
+def test_a_call_of_a_process_that_died_is_booked_at_its_most_and_the_next_by_its_bill(
     desk: Desk,
 ) -> None:
     ada = desk.asker("ada", Ask())
@@ -276,7 +278,77 @@ def test_a_call_that_is_made_again_after_a_crash_sets_aside_once_and_is_settled_
     desk.expire(20)
     desk.work(desk.pool("second"))
     assert (len(teller.calls), ada.state().told) == (2, ["ok"])
+    assert desk.account() == Account(MOST[TOKENS] + BOOKED[TOKENS], 0, None)
+
+
+def test_if_the_dead_have_left_no_room_the_call_is_not_made_again(desk: Desk) -> None:
+    desk.limit(2 * MOST[TOKENS] - 1)
+    ada = desk.asker("ada", Ask())
+    teller.answers.append(Crash())
+    crashing(desk, desk.pool("first"))
+    desk.expire(20)
+    desk.work(desk.pool("second"))
+    assert (len(teller.calls), ada.state().told) == (1, ["error over_budget"])
+    assert desk.account() == Account(MOST[TOKENS], 0, 2 * MOST[TOKENS] - 1)
+
+
+def claimed(desk: Desk, pool: AdapterPool) -> queue.Claim:
+    """The next effect, claimed as a pool does it."""
+    [taken] = desk.store.transact(
+        queue.claim, QUEUE, "hand", 1, 60 * S, queue.Budget(), pool._admission(speech)
+    )
+    return taken
+
+
+def test_a_claim_that_was_given_back_costs_nothing(desk: Desk) -> None:
+    ada = desk.asker("ada", Ask())
+    pool = desk.pool()
+    desk.store.transact(queue.release, [claimed(desk, pool)])
+    assert desk.account() == Account(0, MOST[TOKENS], None)
+    desk.work(pool)
+    assert ada.state().told == ["ok"]
     assert desk.account() == Account(BOOKED[TOKENS], 0, None)
+
+
+def test_a_call_that_was_given_back_when_it_had_begun_is_booked_at_its_most(desk: Desk) -> None:
+    desk.asker("ada", Ask())
+    pool = desk.pool()
+    [runner] = [one for one in pool.runners if one.worker == "pool/speech"]
+    [work] = runner._claimer.claim(1, runner.policy, Tick(), lambda claim: False)
+    Doing(desk.store, speech, pool.wait_for)._begin(work)
+    runner._claimer.hand_back([work], Tick())
+    assert desk.counts("speech").ready == 1
+    assert desk.account() == Account(MOST[TOKENS], 0, None)
+
+
+def test_a_call_that_outlived_its_claim_is_booked_at_its_bill(desk: Desk) -> None:
+    ada = desk.asker("ada", Ask())
+
+    def sleep() -> Usage:
+        desk.expire(60)
+        return BILL
+
+    teller.answers.append(sleep)
+    desk.work(desk.pool())
+    assert (len(teller.calls), ada.state().told) == (2, ["ok"])
+    assert desk.account() == Account(2 * BOOKED[TOKENS], 0, None)
+
+
+@pytest.mark.parametrize("end", [BILL, ConnectionResetError(), Unavailable(status=503)])
+def test_a_call_that_outlived_its_claim_is_booked_once_if_another_has_made_it_meanwhile(
+    desk: Desk, end: Any
+) -> None:
+    ada = desk.asker("ada", Ask())
+
+    def sleep() -> Any:
+        desk.expire(60)
+        desk.work(desk.pool("second"))
+        return end
+
+    teller.answers.append(sleep)
+    desk.work(desk.pool("first"))
+    assert (len(teller.calls), ada.state().told) == (2, ["ok"])
+    assert desk.account() == Account(MOST[TOKENS] + BOOKED[TOKENS], 0, None)
 
 
 # -- calls that fail -------------------------------------------------------------------------------
@@ -326,7 +398,7 @@ def test_an_effect_whose_workers_all_died_is_booked_at_its_most(desk: Desk) -> N
         desk.expire(20)
     desk.work(desk.pool("last"))
     assert (len(teller.calls), ada.state().told) == (3, ["timeout expiries_exhausted"])
-    assert desk.account() == Account(MOST[TOKENS], 0, None)
+    assert desk.account() == Account(3 * MOST[TOKENS], 0, None)
 
 
 def test_a_call_that_costs_more_than_was_set_aside_is_booked_in_full(desk: Desk) -> None:
@@ -392,22 +464,80 @@ def test_what_does_not_fit_beside_others_waits_for_them_and_is_done(desk: Desk) 
     assert desk.letters("speech") == []
 
 
-def test_the_more_are_waiting_the_longer_the_next_is_put_off(desk: Desk) -> None:
-    """So a long line is looked at no more often than a short one."""
+def full(desk: Desk) -> None:
+    """A budget that a call under way has to itself, which would do for each of the others."""
     desk.asker("first", Ask())
     teller.answers.append(Crash())
     crashing(desk, desk.pool("dies"))
     desk.limit(desk.account().reserved + 1)
+
+
+def wait_ns(desk: Desk, seq: int) -> int:
+    """How long an effect is put off."""
+    item = desk.store.read(lambda txn: items.load(txn, keys_of(QUEUE), tuples.pack_int(seq)))
+    return item.not_before_ns - item.enqueued_ns
+
+
+def test_the_more_of_a_world_are_waiting_the_longer_its_next_is_put_off(desk: Desk) -> None:
+    """So a long line is looked at no more often than a short one."""
+    full(desk)
     pool = desk.pool()
-    desk.asker("many", *[Ask() for _ in range(40)])
+    many = desk.asker("many", *[Ask() for _ in range(40)])
     desk.work(pool)
     assert desk.counts("speech").delayed == 40
-    desk.asker("one more", Ask())
+    many.send(Ask())
     desk.work(pool)
-    last = desk.store.read(lambda txn: items.load(txn, keys_of(QUEUE), tuples.pack_int(42)))
-    waits_ns = last.not_before_ns - last.enqueued_ns
-    assert waits_ns >= admission.LATER_NS + 40 * admission.LATER_EACH_NS
+    assert wait_ns(desk, 42) >= admission.LATER_NS + 40 * admission.LATER_EACH_NS
     assert len(teller.calls) == 1
+
+
+def test_a_world_is_put_off_for_less_than_another_that_has_more_waiting(desk: Desk) -> None:
+    full(desk)
+    pool = desk.pool()
+    many = desk.asker("many", *[Ask() for _ in range(40)])
+    desk.work(pool)
+    few = desk.asker("few", Ask())
+    many.send(Ask())
+    desk.work(pool)
+    assert few.state().told == many.state().told == []
+    apart_ns = wait_ns(desk, 43) - wait_ns(desk, 42)
+    assert apart_ns >= 35 * admission.LATER_EACH_NS
+
+
+def test_of_a_world_that_has_to_wait_one_is_asked_in_a_batch(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(desk)
+    desk.asker("many", *[Ask() for _ in range(40)])
+    desk.asker("few", Ask(), Ask())
+    asked: list[str] = []
+    reserve = budget.reserve.fn
+
+    def asking(txn: Any, universe: str, world: str, *args: Any) -> Any:
+        asked.append(world)
+        return reserve(txn, universe, world, *args)
+
+    monkeypatch.setattr(budget.reserve, "fn", asking)
+    desk.work(desk.pool())
+    assert desk.counts("speech").delayed == 42
+    assert len(asked) == len(set(asked)) == 2
+
+
+def test_what_has_its_budget_set_aside_already_waits_behind_nobody(desk: Desk) -> None:
+    """It is what the others wait for."""
+    pool = desk.pool()
+    ada = desk.asker("ada", Ask())
+    holding = claimed(desk, pool)
+    ada.send(Ask(max_tokens=101))
+    desk.think()
+    desk.limit(charges(101)[TOKENS])
+    desk.store.transact(queue.release, [holding])
+    desk.store.transact(queue.release, [claimed(desk, pool)])
+    teller.usual = Usage(0, 0)
+    desk.work(pool)
+    assert ada.state().told == ["ok"]
+    desk.work(pool, seconds=5)
+    assert ada.state().told == ["ok", "ok"]
 
 
 def test_what_waited_for_others_in_vain_is_over_budget(desk: Desk) -> None:
@@ -569,7 +699,7 @@ def test_a_late_bill_of_what_was_cancelled_takes_the_place_of_its_reservation(de
     ada.send(Drop())
     desk.think()
     bill = [Charge(TOKENS, 40)]
-    desk.store.transact(receipts.book_late, intent, bill)
+    desk.store.transact(receipts.book_late, intent, 1, bill)
     assert desk.account() == Account(40, 0, None)
 
 
@@ -578,18 +708,18 @@ def test_a_late_call_that_was_cancelled_and_has_no_bill_is_booked_at_its_most(de
     intent = claimed_intent(desk, desk.pool())
     ada.send(Drop())
     desk.think()
-    desk.store.transact(receipts.book_late, intent, None)
+    desk.store.transact(receipts.book_late, intent, 1, None)
     assert desk.account() == Account(MOST[TOKENS], 0, None)
 
 
-def test_a_late_bill_of_what_another_does_again_is_booked_beside_its_reservation(
+def test_a_late_bill_of_what_another_will_do_again_takes_the_place_of_its_reservation(
     desk: Desk,
 ) -> None:
     ada = desk.asker("ada", Ask())
     intent = claimed_intent(desk, desk.pool("first"))
-    desk.store.transact(receipts.book_late, intent, [Charge(TOKENS, 40)])
-    desk.store.transact(receipts.book_late, intent, None)
-    assert desk.account() == Account(40, MOST[TOKENS], None)
+    desk.store.transact(receipts.book_late, intent, 1, [Charge(TOKENS, 40)])
+    desk.store.transact(receipts.book_late, intent, 1, None)
+    assert desk.account() == Account(40, 0, None)
     desk.expire(20)
     desk.work(desk.pool("second"))
     assert ada.state().told == ["ok"]

@@ -121,9 +121,14 @@ def declared(kind: str, **options: Any) -> list[Any]:
     async def coroutine(call: hf.Call, what: str) -> str:
         return await do_async(call, what)
 
+    def wrapped(call: hf.Call, what: str) -> Any:
+        """A plain function by its looks, as many decorators make them."""
+        return do_async(call, what)
+
     return [
         hf.effect(f"{kind}.def", **options)(plain),
         hf.effect(f"{kind}.async", **options)(coroutine),
+        hf.effect(f"{kind}.wrapped", **options)(wrapped),
     ]
 
 
@@ -238,6 +243,7 @@ def quick_house() -> Iterator[House]:
 
 
 BOTH = pytest.mark.parametrize("how", ["def", "async"])
+ALL = pytest.mark.parametrize("how", ["def", "async", "wrapped"])
 
 
 # -- calls and receipts ----------------------------------------------------------------------------
@@ -286,7 +292,7 @@ def test_pools_that_share_a_queue_do_each_effect_once(house: House, how: str) ->
 # -- out of time -----------------------------------------------------------------------------------
 
 
-@BOTH
+@ALL
 def test_a_call_that_hangs_ends_in_a_timeout_receipt(house: House, how: str) -> None:
     house.pool()
     house.want(f"short.{how}", "hang")
@@ -310,7 +316,7 @@ def test_a_call_that_was_out_of_time_is_told_so(quick_house: House, how: str) ->
     assert outside.call_of("heeding hang").cancelled
 
 
-@BOTH
+@ALL
 def test_a_call_that_makes_progress_has_all_the_time_it_needs(quick_house: House, how: str) -> None:
     quick_house.pool()
     quick_house.want(f"short.{how}", "working")
@@ -349,9 +355,10 @@ def test_a_call_may_take_much_longer_than_a_claim_lasts(quick_house: House, how:
 # -- cancelling ------------------------------------------------------------------------------------
 
 
-def test_cancelling_an_async_effect_cancels_its_task(house: House) -> None:
+@pytest.mark.parametrize("how", ["async", "wrapped"])
+def test_cancelling_an_async_effect_cancels_its_task(house: House, how: str) -> None:
     house.pool()
-    house.want("long.async", "hang", "other")
+    house.want(f"long.{how}", "hang", "other")
     until(lambda: set(outside.inside) == {"hang", "other"})
     house.ada.send(Drop("hang"))
     until(lambda: outside.cancelled == ["hang"])

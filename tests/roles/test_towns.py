@@ -10,8 +10,8 @@ import pytest
 
 import holdfast as hf
 from holdfast import store as stores
-from holdfast.clock import S
-from holdfast.config import DEDUPE_RETENTION_NS, INBOX_DEPTH_MAX
+from holdfast.clock import MS, S
+from holdfast.config import DEDUPE_RETENTION_NS, INBOX_DEPTH_MAX, ROUTE_KEPT_NS, ROUTE_LOOKS_MAX
 from holdfast.durable import dedupe, inbox, queue
 from holdfast.errors import (
     CommitUnknown,
@@ -27,7 +27,8 @@ from holdfast.ops import pending
 from holdfast.roles import receipts
 from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.crew import RunnerRole
-from holdfast.roles.fabric import BATCH, ROUTE_TRIES, Fabric, Peers
+from holdfast.roles.fabric import BATCH, Fabric, Peers
+from holdfast.runner import Runner
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
 from holdfast.world import catalog, outbox, publish
@@ -48,7 +49,12 @@ from tests.roles.towns import (
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, UNKNOWN_AFTER, Crash
 from tests.world.test_ingress import fill
 
-MODULES = ("holdfast.world.fabric", "holdfast.world.outbox", "holdfast.roles.fabric")
+MODULES = (
+    "holdfast.world.fabric",
+    "holdfast.world.outbox",
+    "holdfast.roles.fabric",
+    "holdfast.roles.sorting",
+)
 
 WAIT_S = 20.0
 
@@ -477,30 +483,198 @@ def test_a_sender_that_is_deleted_meanwhile_is_not_answered_and_its_mail_arrives
 # -- no way there --------------------------------------------------------------------------------
 
 
+def sorter(pool: AdapterPool) -> Runner:
+    [found] = [one for one in pool.runners if one.worker.endswith(FABRIC_SEND)]
+    return found
+
+
+def look_for(north: Town, runner: Runner, times: int) -> None:
+    """Let a sorter look for a route, each time as late as it might."""
+    for _ in range(times):
+        assert runner.tick().requeued == 1
+        north.expire(31)
+
+
 def test_a_universe_that_nobody_knows_is_no_route_and_the_answer_says_what_to_configure(
     north: Town,
 ) -> None:
     ada = north.office("ada", Write("bob", "hi", universe="atlantis"))
-    north.work(north.pool(), seconds=10)
+    runner = sorter(north.pool())
+    look_for(north, runner, ROUTE_LOOKS_MAX - 1)
+    assert runner.tick().done == 1
+    north.think()
     assert ada.state().told == ["error no_route"]
     assert "--peer" in ada.state().receipts[0]["error"]
     assert "atlantis" in ada.state().receipts[0]["error"]
     assert north.letters(FABRIC_SEND) == []
 
 
-def test_a_route_is_looked_for_some_time_for_pools_are_not_configured_all_at_once(
-    north: Town, east: Town
+def test_a_route_is_looked_for_about_an_hour(north: Town) -> None:
+    north.office("ada", Write("bob", "hi", universe="atlantis"))
+    runner = sorter(north.pool())
+    since_ns = north.store.now_ns()
+    while not runner.tick().done:
+        due_ns = north.store.read(queue.next_due_ns, publish.effects("north", FABRIC_SEND))
+        assert due_ns is not None
+        north.clock.advance(max(due_ns - north.store.now_ns(), MS))
+    assert 50 * 60 * S < north.store.now_ns() - since_ns < 70 * 60 * S
+
+
+def test_mail_that_has_no_route_waits_with_its_reason_for_an_operator_to_see(north: Town) -> None:
+    ada = north.office("ada", Write("bob", "hi", universe="atlantis"))
+    north.work(north.pool(), seconds=10)
+    assert ada.state().told == []
+    [row] = north.store.read(pending.intents, "north", FABRIC_SEND, "delayed")
+    assert (row.intent.intent_hash, row.code) == (ada.state().sent[0], "no_route")
+    assert "universe='atlantis'" in row.error
+
+
+def test_mail_that_has_no_route_can_be_cancelled(north: Town) -> None:
+    ada = north.office("ada", Write("bob", "hi", universe="atlantis"))
+    pool = north.pool()
+    north.work(pool, seconds=10)
+    ada.send(Cancel())
+    north.work(pool, seconds=60)
+    assert ada.state().told == ["error cancelled"]
+    assert north.counts(FABRIC_SEND) == queue.Counts(done=1)
+
+
+def test_mail_without_a_route_delays_no_other(north: Town, south: Town) -> None:
+    bob = south.office("bob")
+    lost = [Write("bob", "lost", universe="atlantis") for _ in range(5 * BATCH)]
+    north.office("ada", *lost, Write("bob", "hi", universe="south"))
+    exchange([north, south], north.pool(), seconds=1)
+    assert bob.state().read == ["hi"]
+
+
+def test_where_much_mail_has_no_route_each_is_looked_at_less_often(
+    north: Town, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("holdfast.roles.sorting.ROUTE_LOOK_EACH_NS", 10 * S)
+    north.office("ada", *[Write("bob", "hi", universe="atlantis") for _ in range(5)])
+    runner = sorter(north.pool())
+    runner.tick()
+    north.expire(31)
+    assert runner.tick().requeued == 5, "nobody waited when they were first looked at"
+    north.office("eve", Write("bob", "hi", universe="atlantis"))
+    runner.tick()
+    rows = north.store.read(pending.intents, "north", FABRIC_SEND, "delayed")
+    assert rows[-1].time_ns - north.store.now_ns() >= 49 * S
+
+
+def test_a_pool_that_is_started_later_brings_what_had_no_route(north: Town, east: Town) -> None:
     bob = east.office("bob")
     ada = north.office("ada", Write("bob", "hi", universe="east"))
-    [runner] = [one for one in north.pool("old").runners if FABRIC_SEND in one.worker]
-    for _ in range(ROUTE_TRIES - 1):
-        assert runner.tick().requeued == 1
-        north.expire(2)
+    look_for(north, sorter(north.pool("old")), ROUTE_LOOKS_MAX - 1)
     exchange([north, east], north.pool("new", stores={"east": east.store}))
     assert bob.state().read == ["hi"]
     north.think()
     assert ada.state().told == ["ok"]
+
+
+def test_a_universe_that_comes_into_this_store_later_gets_what_had_no_route(north: Town) -> None:
+    ada = north.office("ada", Write("bob", "hi", universe="south"))
+    pool = north.pool()
+    north.work(pool, seconds=20)
+    south = Town("south", north, together=True)
+    bob = south.office("bob")
+    exchange([north, south], pool, seconds=31)
+    assert bob.state().read == ["hi"]
+    assert ada.state().told == ["ok"]
+
+
+def test_mail_that_lay_in_a_store_without_pools_is_looked_for_as_long_as_any(
+    north: Town, east: Town
+) -> None:
+    bob = east.office("bob")
+    north.office("ada", Write("bob", "hi", universe="east"))
+    north.expire(3 * 24 * 3600)
+    north.work(north.pool("first"), seconds=60)
+    exchange([north, east], north.pool("second", stores={"east": east.store}), seconds=31)
+    assert bob.state().read == ["hi"]
+
+
+# -- routes of other pools -----------------------------------------------------------------------
+
+
+def test_a_pool_without_a_route_puts_mail_into_the_lane_of_one_that_has_it(
+    north: Town, east: Town
+) -> None:
+    bob = east.office("bob")
+    routed = north.pool("routed", stores={"east": east.store})
+    north.work(routed)
+    ada = north.office("ada", *[Write("bob", str(n), universe="east") for n in range(10)])
+    north.work(north.pool("other"))
+    assert north.counts(FABRIC_SEND) == queue.Counts(done=10)
+    assert north.lane("east") == queue.Counts(ready=10)
+    exchange([north, east], routed)
+    assert bob.state().read == [str(n) for n in range(10)]
+    north.think()
+    assert ada.state().told == ["ok"] * 10
+
+
+def test_mail_waits_in_its_lane_while_the_pool_with_the_route_is_away(
+    north: Town, east: Town
+) -> None:
+    bob = east.office("bob")
+    north.work(north.pool("routed", stores={"east": east.store}))
+    ada = north.office("ada", Write("bob", "hi", universe="east"))
+    north.work(north.pool("other"), seconds=60)
+    north.expire(5 * 24 * 3600)
+    north.work(north.pool("other again"), seconds=60)
+    assert ada.state().told == []
+    exchange([north, east], north.pool("back", stores={"east": east.store}))
+    assert bob.state().read == ["hi"]
+
+
+def test_an_announced_route_is_forgotten_when_its_pools_are_gone_for_long(
+    north: Town, east: Town
+) -> None:
+    north.work(north.pool("routed", stores={"east": east.store}))
+    north.clock.advance(ROUTE_KEPT_NS)
+    ada = north.office("ada", Write("bob", "hi", universe="east"))
+    north.work(north.pool("other"), seconds=1)
+    row = north.store.read(pending.effect, ada.state().sent[0].hex())
+    assert row.item is not None
+    assert (row.state, row.item.code) == ("delayed", "no_route")
+
+
+def test_a_pool_that_runs_on_without_mail_keeps_its_route_announced(
+    north: Town, east: Town
+) -> None:
+    routed = north.pool("routed", stores={"east": east.store})
+    for _ in range(3):
+        north.work(routed)
+        north.clock.advance(ROUTE_KEPT_NS - S)
+    assert north.store.read(outbox.routed, "north", "east")
+
+
+def test_a_route_is_announced_now_and_then_and_not_with_every_tick(north: Town, east: Town) -> None:
+    pool = north.pool("routed", stores={"east": east.store})
+    commits = north.store.engine.commit_no
+    for _ in range(60):
+        for runner in pool.runners:
+            runner.tick()
+        north.clock.advance(S)
+    assert north.store.engine.commit_no == commits + 1
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_an_announcement_that_goes_wrong_is_made_again(north: Town, east: Town, fault: str) -> None:
+    pool = north.pool("routed", stores={"east": east.store})
+    north.backend.arm({1: fault})
+    try:
+        north.work(pool)
+    except Crash:
+        pool = north.pool("next", stores={"east": east.store})
+    north.backend.arm({})
+    north.work(pool)
+    assert north.store.read(outbox.routed, "north", "east")
+
+
+def test_a_route_of_one_universe_is_none_of_another(north: Town, south: Town, east: Town) -> None:
+    north.work(north.pool("routed", stores={"east": east.store}))
+    assert not south.store.read(outbox.routed, "south", "east")
 
 
 def test_the_own_universe_is_no_peer(north: Town) -> None:

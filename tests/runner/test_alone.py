@@ -16,14 +16,15 @@ from holdfast.clock import MS
 from holdfast.durable import queue
 from holdfast.durable.queue import Budget
 from holdfast.runner import Policy, Runner, Tick, Work
-from holdfast.runner.alone import SUSPECT, Alone
+from holdfast.runner.alone import PATIENCE_NS, SUSPECT, Alone
+from holdfast.runner.runner import SOLITUDE_NS
 from holdfast.store.api import Store
 from tests.runner.rig import Crash, Rig
 
 MODULES = ("holdfast.runner.alone", "holdfast.runner.runner")
 
 LONG_S = 30.0
-TTL_MS = 9_000
+TTL_MS = 2_000
 LIMIT_NS = 3600 * 1_000 * MS
 BUDGET = Budget(expiries_max=1_000)
 
@@ -259,6 +260,18 @@ def test_those_who_ask_have_their_turns_in_the_order_of_asking() -> None:
     assert alone.ask(third)
 
 
+def test_patience_is_for_each_suspect_anew() -> None:
+    alone = Alone()
+    member, busy = Idle(), Idle()
+    alone.enter(busy)
+    busy.under_way = 1
+    assert not alone.ask(member, 1)
+    assert not alone.ask(member, PATIENCE_NS)
+    assert alone.ask(member, PATIENCE_NS + 1)
+    assert not alone.ask(member, PATIENCE_NS + 2)
+    assert alone.ask(member, 2 * PATIENCE_NS + 2)
+
+
 def test_nothing_is_begun_from_the_asking_on_until_the_last_has_left() -> None:
     alone = Alone()
     first, second = Idle(), Idle()
@@ -347,15 +360,52 @@ def test_a_suspect_keeps_its_claim_for_as_long_as_it_waits(group: Group) -> None
     group.suspect(b"suspect")
     runner = group.runner()
     assert runner.tick().claimed == 1
-    for _ in range(40):
+    for _ in range(4 * (PATIENCE_NS // (TTL_MS * MS) - 1)):
         group.rig.clock.advance(TTL_MS * MS // 4)
         works(other, runner)
         [held] = group.rig.store.read(queue.claims_of, "q", runner.owner, 10)
         assert group.rig.store.read(queue.holds, held.token)
+    assert group.room.inside == [b"long"]
     group.room.let_go(b"long", b"suspect")
     until_done(group, 2, runner, other)
     assert group.counts() == queue.Counts(done=1)
     assert group.room.done.count(b"suspect") == 1
+
+
+def passes(group: Group, duration_ns: int, *runners: Runner) -> None:
+    """Time, in steps that no claim runs out in."""
+    for _ in range(duration_ns // (TTL_MS * MS // 4) + 1):
+        group.rig.clock.advance(TTL_MS * MS // 4)
+        works(*runners)
+
+
+def test_a_suspect_waits_for_others_until_its_patience_is_at_an_end(group: Group) -> None:
+    group.put(b"long", to="other")
+    other = group.runner("other")
+    other.tick()
+    until(lambda: group.room.inside == [b"long"])
+    group.suspect(b"suspect")
+    runner = group.runner()
+    runner.tick()
+    passes(group, PATIENCE_NS, other, runner)
+    until(lambda: works(runner) or group.room.inside == [b"long", b"suspect"])
+    group.put(b"quick", to="other")
+    assert other.tick() == Tick(), "nothing is begun beside it all the same"
+
+
+def test_a_suspect_that_has_lived_for_long_lets_others_begin(group: Group) -> None:
+    group.suspect(b"suspect")
+    runner, other = group.runner(), group.runner("other")
+    runner.tick()
+    until(lambda: group.room.inside == [b"suspect"])
+    group.put(b"a", to="other")
+    passes(group, SOLITUDE_NS - TTL_MS * MS, runner, other)
+    assert group.room.inside == [b"suspect"]
+    passes(group, TTL_MS * MS, runner, other)
+    until(lambda: works(runner, other) or b"a" in group.room.inside)
+    group.room.let_go(b"suspect", b"a")
+    until_done(group, 2, runner, other)
+    assert group.counts() == group.counts("other") == queue.Counts(done=1)
 
 
 @pytest.mark.parametrize("tend", [True, False])

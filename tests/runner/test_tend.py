@@ -335,6 +335,28 @@ def test_what_no_hand_has_begun_is_handed_back_unharmed_at_a_stop(rig: Rig) -> N
     assert tended(rig, rig.keep).tick().claimed == 3
 
 
+def test_what_has_not_finished_a_while_after_a_stop_is_given_back_unharmed(rig: Rig) -> None:
+    rig.put(b"a", b"b")
+    calls = Calls(rig)
+    runner = tended(rig, calls, stop_grace_ms=5_000)
+    runner.tick()
+    calls.wait_inside(b"a", b"b")
+    runner.request_stop()
+    assert ticks(rig, runner, 4) == Tick()
+    calls.let_go(b"b")
+    assert settled(runner, 1).done == 1
+    assert ticks(rig, runner, 2).released == 1
+    assert not runner.in_hand
+    assert (calls.works[b"a"].dropped, calls.works[b"a"].lost) == (True, True)
+    assert runner.shutdown()
+    assert rig.counts() == queue.Counts(ready=1, done=1)
+    calls.let_go(b"a")
+    other = tended(rig, rig.keep, worker="other")
+    other.tick()
+    assert settled(other, 1).done == 1
+    assert [work.attempt for work in rig.handled] == [1]
+
+
 def test_what_waits_for_a_hand_is_held_meanwhile(rig: Rig) -> None:
     calls = Calls(rig)
     runner = ahead(rig, calls)
@@ -357,6 +379,65 @@ def test_what_waits_too_long_for_a_hand_is_given_back_for_another_to_do(rig: Rig
     assert settled(other, 3).done == 3
     assert {work.claim.expiries for work in rig.handled} == {0}
     calls.let_go(b"slow")
+
+
+# -- what is not allowed yet -----------------------------------------------------------------------
+
+
+class Tap:
+    """A throttle that lets as many begin as the test has allowed."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+
+    def stock(self, wanted: int) -> int:
+        return wanted
+
+    def take(self, wanted: int) -> int:
+        taken = min(wanted, self.tokens)
+        self.tokens -= taken
+        return taken
+
+    def wait_ns(self) -> int:
+        return S
+
+
+def test_what_may_not_begin_yet_is_held_and_begun_in_its_order(rig: Rig) -> None:
+    rig.put(b"quick a", b"quick b", b"quick c")
+    calls, tap = Calls(rig), Tap()
+    runner = tended(rig, calls, throttle=tap, concurrency=4)
+    assert runner.tick().claimed == 3
+    assert ticks(rig, runner, 3 * TTL_MS / 1000) == Tick(), "its claim is extended meanwhile"
+    assert calls.ended == []
+    for begun in ([b"quick a"], [b"quick a", b"quick b"], [b"quick a", b"quick b", b"quick c"]):
+        tap.tokens = 1
+        settled(runner, 1)
+        assert calls.ended == begun
+    assert rig.counts() == queue.Counts(done=3)
+
+
+def test_what_is_withdrawn_before_it_may_begin_is_never_begun(rig: Rig) -> None:
+    seq, _ = rig.put(b"quick a", b"quick b")
+    calls, tap = Calls(rig), Tap()
+    runner = tended(rig, calls, throttle=tap)
+    runner.tick()
+    rig.store.transact(queue.withdraw, QUEUE, seq, True)
+    assert runner.tick().lost == 1
+    tap.tokens = 2
+    settled(runner, 1)
+    assert calls.ended == [b"quick b"]
+
+
+def test_what_may_not_begin_yet_is_handed_back_at_a_stop(rig: Rig) -> None:
+    rig.put(b"quick a", b"quick b")
+    calls = Calls(rig)
+    runner = tended(rig, calls, throttle=Tap())
+    runner.tick()
+    runner.request_stop()
+    assert runner.tick().released == 2
+    assert runner.shutdown()
+    assert rig.counts() == queue.Counts(ready=2)
+    assert calls.ended == []
 
 
 # -- what was lost ---------------------------------------------------------------------------------

@@ -39,6 +39,7 @@ MODULES = (
     "holdfast.world.outbox",
     "holdfast.world.publish",
     "holdfast.roles.fabric",
+    "holdfast.roles.sorting",
     "holdfast.app.shipped.fabric",
 )
 

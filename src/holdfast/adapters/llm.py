@@ -155,11 +155,24 @@ _decode_prices = msgspec.msgpack.Decoder(dict[str, Price]).decode
 
 
 def bound(messages: list[dict[str, Any]], options: ChatOptions) -> Usage:
-    """The most tokens that this call can use."""
-    if options.input_tokens_max is not None:
-        return Usage(options.input_tokens_max, options.max_tokens)
-    said = len(msgspec.json.encode([messages, options.tools, options.extra]))
-    return Usage(said + OVERHEAD_TOKENS * (len(messages) + 1), options.max_tokens)
+    """The most tokens that this call can use. What is text counts, whatever the caller says."""
+    counted = messages if options.input_tokens_max is None else _text_of(messages)
+    said = len(msgspec.json.encode([counted, options.tools, options.extra]))
+    said += OVERHEAD_TOKENS * (len(messages) + 1)
+    return Usage(max(said, options.input_tokens_max or 0), options.max_tokens)
+
+
+def _text_of(messages: list[dict[str, Any]]) -> list[Any]:
+    """What is said in words; of other parts the caller names the bound."""
+    return [
+        [
+            {name: value for name, value in message.items() if name != "content"},
+            [part for part in content if part.get("type") == "text"]
+            if isinstance(content := message.get("content"), list)
+            else content,
+        ]
+        for message in messages
+    ]
 
 
 def check_bounded(messages: list[dict[str, Any]], options: ChatOptions) -> None:

@@ -179,8 +179,11 @@ class Effect(Generic[P, T]):
             self._arguments(params)
         except (TypeError, ValueError, OverflowError) as error:
             raise Invalid(what="effect arguments", kind=self.kind, why=str(error)) from None
-        timeout_s = options.get("timeout_s", self.timeout_s)
-        _check_timeout(timeout_s)
+        # Unless it is asked for, the time is the pool's to know: a new release may change it, and
+        # no journal diverges.
+        timeout_s = options.get("timeout_s", 0)
+        if "timeout_s" in options:
+            _check_timeout(timeout_s)
         return EffectCall(
             self.kind,
             params,

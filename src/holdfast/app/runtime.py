@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +10,7 @@ from holdfast.app.app import App
 from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
 from holdfast.clock import SYSTEM, Clock
-from holdfast.errors import Invalid
+from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Ingress, event_ingress
 from holdfast.roles.adapter import CLAIM_S_MAX, AdapterPool
 from holdfast.roles.fabric import check_peers
@@ -83,12 +84,17 @@ class Runtime:
         return self.clock.entropy(16).hex()
 
     def close(self) -> None:
-        for role in self.roles:
-            role.request_stop()
-        for role in self.roles:
-            role.join(30)
-        if self._opened:
-            self.store.close()
+        """Stop the roles and let go of the store. What ended a role is in its `failure`."""
+        try:
+            for role in self.roles:
+                with contextlib.suppress(HoldfastError):
+                    role.request_stop()
+            for role in self.roles:
+                with contextlib.suppress(Exception):
+                    role.join(30)
+        finally:
+            if self._opened:
+                self.store.close()
 
     def __enter__(self) -> Runtime:
         return self

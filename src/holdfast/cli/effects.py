@@ -26,13 +26,18 @@ from holdfast.store.api import Store
 from holdfast.world import publish
 
 LIST_MAX = 100
+# Of an error in a list: its first line, and so much of it.
+WHY_CHARS_MAX = 200
 _TIMES = {"ready": "wanted", "delayed": "not before", "claimed": "claim ends", "dead": "died"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
 
-    listed = actions.add_parser("list", help="how many wait, are being done, are dead, by kind")
+    listed = actions.add_parser(
+        "list",
+        help="how many wait, are being done, are dead, by kind; of a KIND, what waits and why",
+    )
     listed.add_argument("kind", metavar="KIND", nargs="?", help="this kind only")
     listed.add_argument(
         "--state", choices=pending.STATES, help="the intents of KIND that are in this state"
@@ -116,7 +121,7 @@ def tell(
 def _list(store: Store, args: argparse.Namespace) -> int:
     if args.state:
         return _intents(store, args)
-    rows = store.read(pending.kinds, args.universe, args.kind)
+    rows = store.read(pending.kinds, args.universe, args.kind, True)
     several = len({row.universe for row in rows}) > 1
     names = ("ready", "delayed", "claimed", "dead", "done")
     cells = [
@@ -129,8 +134,46 @@ def _list(store: Store, args: argparse.Namespace) -> int:
         for row in rows
     ]
     text = table(["universe"] * several + ["kind", *names], cells) if rows else "no effects"
-    emit(args, {"effects": documents}, text)
+    document: dict[str, Any] = {"effects": documents}
+    if args.kind:
+        waiting = [
+            one
+            for row in rows
+            if row.counts.delayed
+            for one in store.read(pending.intents, row.universe, row.kind, "delayed", 0, args.limit)
+        ][: args.limit]
+        document["waiting"] = [_waiting(row) for row in waiting]
+        text += _waiting_text(waiting)
+    emit(args, document, text)
     return EXIT_OK
+
+
+def _waiting(row: IntentRow) -> dict[str, Any]:
+    return {
+        "intent": row.intent.intent_hash.hex(),
+        "world": row.world,
+        "not_before_ns": row.time_ns,
+        "attempts": row.attempts,
+        "code": row.code or None,
+        "error": row.error or None,
+    }
+
+
+def _waiting_text(rows: list[IntentRow]) -> str:
+    """What is tried again later, the next one first, and why it was not done yet."""
+    if not rows:
+        return ""
+    cells = [
+        (
+            row.intent.intent_hash.hex(),
+            row.world,
+            time_text(row.time_ns),
+            row.attempts,
+            (row.error or row.code).partition("\n")[0][:WHY_CHARS_MAX] or None,
+        )
+        for row in rows
+    ]
+    return "\n\n" + table(("intent", "world", "not before", "attempts", "why"), cells)
 
 
 def _intents(store: Store, args: argparse.Namespace) -> int:

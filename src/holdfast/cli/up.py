@@ -57,7 +57,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="UNIVERSE=URL",
         action="append",
         default=[],
-        help="the store of another universe, for mail to its worlds; repeat for more",
+        help="the store of another universe, for mail to its worlds: one pool that has it is enough; "
+        "repeat for more",
     )
     parser.add_argument("--worker", metavar="ID", help="a name that stays the same after a restart")
     parser.add_argument(

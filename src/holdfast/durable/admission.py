@@ -17,6 +17,8 @@ class Candidate(Record, frozen=True):
     payload: bytes
     failures: int = 0
     expiries: int = 0
+    # The number that its claim would have.
+    claim: int = 0
 
 
 class Verdict(Record, frozen=True):

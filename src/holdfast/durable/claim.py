@@ -306,13 +306,14 @@ def _fail(
 
 
 def give_back(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, after: Item) -> None:
-    """Back to ready, or to delayed when it must wait; the seq stays."""
+    """Back to ready, at a turn of now, or to delayed when it must wait; the seq stays."""
     items.drop_claim(txn, keys, item, packed_seq)
-    txn.put(keys.items + packed_seq, pack(replace(after, owner="", expires_ns=0)))
     if after.not_before_ns > txn.now_ns:
         index = keys.delayed + pack_int(after.not_before_ns) + packed_seq
     else:
+        after = items.come_back(txn, keys, after)
         index = keys.ready_key(after.priority, after.turn, packed_seq)
+    txn.put(keys.items + packed_seq, pack(replace(after, owner="", expires_ns=0)))
     txn.put(index, packed_seq)
     txn.notify(keys.topic)
 

@@ -12,7 +12,9 @@ that a row found by an index leads to all others of its item by concatenation, w
 
 Items may belong to groups, and groups take turns: an item's turn is one after that of the group's
 item before it, and not before the turn that the queue is at, each priority by itself. So a group with a hundred thousand
-items delays another's single one by a handful, and the index order alone is the schedule.
+items delays another's single one by a handful, and the index order alone is the schedule. What was
+looked at and comes back (put off, failed, released, expired) takes its turn anew, among those of its
+group that come back: ahead of its group's backlog, and not of others who have waited.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
+
+from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
@@ -168,6 +172,8 @@ decode = codec.decoder(Item).decode
 decode_counts = codec.decoder(Counts).decode
 pack = codec.pack
 pack_int = tuples.pack_int
+# Beside the last turn of a group that of its items which have come back.
+_BACK = tuples.pack(("back",))
 # Those of one batch are the same for all of its items.
 pack_time = lru_cache(maxsize=256)(tuples.pack_int)
 
@@ -290,6 +296,27 @@ def end_turns(txn: Txn, keys: Keys, item: Item) -> None:
         key = keys.groups + tuples.pack((item.priority, item.group))
         if txn.count(key) == item.turn:
             txn.delete(key)
+        if item.claims or item.not_before_ns:
+            key += _BACK
+            if txn.count(key) == item.turn:
+                txn.delete(key)
+
+
+def come_back(txn: Txn, keys: Keys, item: Item) -> Item:
+    """The item with the turn at which it is ready again. The caller keeps its row.
+
+    Those of one group come back one a turn: a thousand of them delay another's single item by one.
+    """
+    if not item.group:
+        return item
+    reached = txn.count(keys.turn + pack_int(item.priority))
+    if item.turn > reached:
+        return item  # it waited, and its turn is still to come
+    end_turns(txn, keys, item)
+    key = keys.groups + tuples.pack((item.priority, item.group)) + _BACK
+    turn = max(txn.count(key), reached) + 1
+    txn.put(key, schema.int_bytes(turn))
+    return replace(item, turn=turn)
 
 
 def place(txn: Txn, payload: bytes) -> tuple[bytes, bytes]:

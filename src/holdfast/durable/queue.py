@@ -5,7 +5,8 @@
 - Failures and expiries are counted on the item, each with its budget; when one is used up the item
   becomes a dead letter, once, in the same transaction.
 - A retry keeps its seq and gets a `not_before`: it never loses its place in history. Sequence
-  numbers are never reused.
+  numbers are never reused. Whatever comes back to ready takes its turn anew (see `item`): however
+  many of a group come back, they never keep others from being looked at.
 - No call costs more for a longer backlog: all finding is by index, with a limit, and the counts are
   maintained.
 
@@ -253,7 +254,14 @@ def _admitted(
 ) -> list[_Ready]:
     """Those that may be claimed. What becomes of the others is done here."""
     candidates = [
-        Candidate(seq_of(packed), item.group, payload_of(txn, item), item.failures, item.expiries)
+        Candidate(
+            seq_of(packed),
+            item.group,
+            payload_of(txn, item),
+            item.failures,
+            item.expiries,
+            item.claims + 1,
+        )
         for _, packed, item in found
     ]
     verdicts: list[Verdict] = resolve(admission.operation).fn(
@@ -413,7 +421,10 @@ def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tal
 def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
     due = txn.scan(keys.delayed, keys.delayed + pack_int(txn.now_ns + 1), limit)
     for key, packed_seq in due:
-        item = items.load(txn, keys, packed_seq)
+        was = items.load(txn, keys, packed_seq)
+        item = items.come_back(txn, keys, was)
+        if item is not was:
+            txn.put(keys.items + packed_seq, pack(item))
         txn.delete(key)
         txn.put(keys.ready_key(item.priority, item.turn, packed_seq), packed_seq)
     if due:

@@ -4,16 +4,18 @@
     reserve    set aside the most that a call can cost, in every account it concerns, or in none
     settle     replace a reservation by what the call did cost (0: it was never made)
     close      settle without a number, by whoever holds the claim it was made for
-    book_late  book a call that nobody waited for any more
+    book_late  settle by whoever has lost that claim
     lapse      take reservations that nobody settled for long as spent: nobody knows better
 
 - spent + reserved never exceeds a limit by a reservation, whoever asks at the same time: both are
   judged and changed where commits are applied. A call that costs more than its reservation is still
   booked in full; then nothing more is granted.
-- A reservation has the key of its intent. Asked for again while it is open, it is the same one, so a
-  call that is repeated after a crash reserves nothing twice. Once settled it is gone, and the key may
-  reserve again: a repeated call is another bill. Each has a number that is never used again, and
-  settling needs it, so a late answer cannot settle its successor's.
+- A reservation has the key of its intent, and is for one call. Asked for again while it is open, for a
+  claim that was given back, it is the same one. If a claim has expired since, the call may have been
+  made by whoever died with it: then it is booked in full, and another is made. Once settled it is
+  gone, and the key may reserve again: a repeated call is another bill.
+- Each has a number that is never used again, and the number of the claim that it is for, and settling
+  needs one of them, so a late answer cannot settle its successor's.
 - An account is (universe, scope, unit): the scope is a world's id, or empty for the whole universe.
   A world without a limit of its own has that of `EACH`. Without a limit all is granted and counted.
 
@@ -21,6 +23,8 @@ Amounts are whole numbers: tokens, or millionths of the currency. Floats would n
 """
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
@@ -74,6 +78,9 @@ class Reservation(Record, frozen=True):
     world: str
     charges: list[Charge]
     reserved_ns: int
+    # The claim that it is for, and how many claims had expired before that.
+    claim: int = 0
+    expiries: int = 0
 
 
 @operation
@@ -90,13 +97,25 @@ def limit(txn: Txn, universe: str, scope: str, unit: str, amount: int | None) ->
 
 
 @operation
-def reserve(txn: Txn, universe: str, world: str, key: str, charges: list[Charge]) -> Answer:
+def reserve(
+    txn: Txn,
+    universe: str,
+    world: str,
+    key: str,
+    charges: list[Charge],
+    claim: int = 0,
+    expiries: int = 0,
+) -> Answer:
     """Set all charges aside, for the world and the universe, or none."""
     check_name("world", world)
     _check_charges(charges)
     found = reservation(txn, universe, key)
-    if found is not None:
+    if found is not None and found.expiries >= expiries:
+        if found.claim != claim:
+            txn.put(_key(universe, "k", key), codec.pack(replace(found, claim=claim)))
         return Answer(True, found.number)
+    if found is not None:
+        _close(txn, universe, key, found, found.charges)
     for charge in charges:
         for scope in (world, UNIVERSE):
             standing = account(txn, universe, scope, charge.unit)
@@ -107,7 +126,7 @@ def reserve(txn: Txn, universe: str, world: str, key: str, charges: list[Charge]
     counter = _key(universe, "n")
     number = txn.count(counter) + 1
     txn.add(counter, 1)
-    kept = Reservation(number, world, charges, txn.now_ns)
+    kept = Reservation(number, world, charges, txn.now_ns, claim, expiries)
     txn.put(_key(universe, "k", key), codec.pack(kept))
     txn.put(_key(universe, "t", kept.reserved_ns, key), b"")
     _move(txn, universe, kept, "r", {charge.unit: charge.amount for charge in charges})
@@ -137,13 +156,22 @@ def close(txn: Txn, universe: str, key: str, charges: list[Charge] | None) -> bo
 
 
 @operation
-def book_late(txn: Txn, universe: str, key: str, world: str, charges: list[Charge] | None) -> None:
-    """Book a call whose claim was lost. If its reservation is open, another call may be under way
-    that it is meant for: then it stays. Of an unknown bill there is only the reservation."""
+def book_late(txn: Txn, universe: str, key: str, claim: int, charges: list[Charge] | None) -> bool:
+    """`close` by whoever has lost the claim. What is open for another claim is another call's: then
+    this one has been booked, at its most."""
     found = reservation(txn, universe, key)
-    if charges is None:
-        return
-    _move(txn, universe, found or Reservation(0, world, [], 0), "s", _amounts(charges))
+    if found is None or found.claim != claim:
+        return False
+    _close(txn, universe, key, found, found.charges if charges is None else charges)
+    return True
+
+
+def line_up(txn: Txn, universe: str, world: str, each_ns: int) -> int:
+    """How long a world's calls that wait for room take, one after the other, with one more."""
+    key = _key(universe, "w", world)
+    last_ns = max(txn.count(key), txn.now_ns) + each_ns
+    txn.put(key, schema.int_bytes(last_ns))
+    return last_ns - txn.now_ns
 
 
 @operation
@@ -226,6 +254,7 @@ def _key(universe: str, *path: tuples.Element) -> bytes:
     "n"                      the number of the last reservation
     "k" <key>                open reservations
     "t" <reserved_ns> <key>  the same, by time
+    "w" <world>              when the last of those that wait for room is asked again
     """
     check_name("universe", universe)
     return schema.prefix(schema.Space.APP_STATE, "budget", universe, *path)

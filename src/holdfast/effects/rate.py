@@ -28,6 +28,7 @@ AHEAD_NS = 100 * MS
 # How late a token may be used: a busy process is not punctual.
 LATE_NS = 50 * MS
 TOKENS_MAX = 1_000
+LEAD_NS_MAX = 5 * S
 RATE_MAX = 1e9
 
 
@@ -40,16 +41,19 @@ class Block(Record, frozen=True):
 
 
 @operation
-def grant(txn: Txn, queue: str, rate_per_s: float, wanted: int) -> Block:
-    """The next slots of a rate: one at least, and as many as are wanted within `AHEAD_NS`."""
+def grant(txn: Txn, queue: str, rate_per_s: float, wanted: int, lead_ns: int = 0) -> Block:
+    """The next slots of a rate: one at least, and as many as are wanted within `AHEAD_NS`.
+
+    They begin after `lead_ns` at the earliest: about how long the answer takes to arrive.
+    """
     check_name("queue", queue)
     if not 0 < rate_per_s <= RATE_MAX or not 1 <= wanted <= TOKENS_MAX:
         raise Invalid(what="rate", queue=queue, rate_per_s=rate_per_s, wanted=wanted)
     key = schema.prefix(schema.Space.QUEUE, queue, "rate")
     # Rounded up: never above the rate.
     slot_ns = -int(-(S + LATE_NS) // rate_per_s)
-    from_ns = max(txn.now_ns, txn.count(key))
-    room = (txn.now_ns + AHEAD_NS - from_ns) // slot_ns
+    from_ns = max(txn.now_ns + min(max(lead_ns, 0), LEAD_NS_MAX), txn.count(key))
+    room = (txn.now_ns + lead_ns + AHEAD_NS - from_ns) // slot_ns
     tokens = max(1, min(wanted, room))
     txn.put(key, schema.int_bytes(from_ns + tokens * slot_ns))
     return Block(from_ns, slot_ns, tokens)
@@ -63,23 +67,42 @@ class Tokens:
         self._queue = queue
         self._rate_per_s = rate_per_s
         self._slots: deque[int] = deque()
+        # How long the store takes to answer, if that is long.
+        self._lead_ns = 0
+
+    def stock(self, wanted: int) -> int:
+        """How many of those wanted could begin now or within `AHEAD_NS`; a block is asked for if
+        there are none."""
+        self._forget()
+        if not self._slots:
+            asked_ns = self._store.now_ns()
+            block: Block = self._store.transact(
+                grant, self._queue, self._rate_per_s, min(wanted, TOKENS_MAX), self._lead_ns
+            )
+            self._slots.extend(block.from_ns + n * block.slot_ns for n in range(block.tokens))
+            # A store that answers late must not make its tokens worthless.
+            took_ns = self._store.now_ns() - asked_ns
+            self._lead_ns = min(took_ns, LEAD_NS_MAX) if took_ns > LATE_NS // 2 else 0
+        near_ns = self._store.now_ns() + AHEAD_NS
+        return min(wanted, sum(slot_ns <= near_ns for slot_ns in self._slots))
 
     def take(self, wanted: int) -> int:
         """How many may begin now, of those wanted. What is taken and not begun is wasted."""
-        now_ns = self._store.now_ns()
-        while self._slots and self._slots[0] + LATE_NS < now_ns:
-            self._slots.popleft()
         if not self._slots:
-            block: Block = self._store.transact(
-                grant, self._queue, self._rate_per_s, min(wanted, TOKENS_MAX)
-            )
-            self._slots.extend(block.from_ns + n * block.slot_ns for n in range(block.tokens))
-            now_ns = self._store.now_ns()
+            self.stock(wanted)
+        self._forget()
+        now_ns = self._store.now_ns()
         taken = 0
         while self._slots and taken < wanted and self._slots[0] <= now_ns:
             self._slots.popleft()
             taken += 1
         return taken
+
+    def _forget(self) -> None:
+        """A token is good for its slot and a little longer."""
+        now_ns = self._store.now_ns()
+        while self._slots and self._slots[0] + LATE_NS < now_ns:
+            self._slots.popleft()
 
     def wait_ns(self) -> int:
         """How long until the next of ours begins; 0 when there is none, and one may be asked for."""

@@ -48,6 +48,8 @@ class IntentRow(NamedTuple):
     attempts: int
     owner: str
     code: str
+    # Why it waits, or died.
+    error: str = ""
 
 
 class TimerRow(NamedTuple):
@@ -63,12 +65,18 @@ class TimerRow(NamedTuple):
         return "store" if self.timer.wall_ns is None else "wall"
 
 
-def kinds(txn: Txn, universe: str | None = None, kind: str | None = None) -> list[KindRow]:
-    """Queues of effects, by universe and kind: one seek for each queue that there is."""
+def kinds(
+    txn: Txn, universe: str | None = None, kind: str | None = None, lanes: bool = False
+) -> list[KindRow]:
+    """Queues of effects, by universe and kind: one seek for each queue that there is.
+
+    With `lanes` those of a kind are found with it: mail on its way to another store.
+    """
     found = []
     for name in inventory.names_after(txn, (int(Space.QUEUE),)):
         where, _, what = name.partition("/effects/")
-        if what and universe in (None, where) and kind in (None, what):
+        asked = (None, what, what.partition(">")[0]) if lanes else (None, what)
+        if what and universe in (None, where) and kind in asked:
             found.append(KindRow(where, what, queue.counts(txn, name)))
     return found
 
@@ -188,6 +196,7 @@ def _item_row(txn: Txn, universe: str, keys: items.Keys, packed: bytes) -> Inten
         item.failures + item.expiries,
         item.owner,
         item.code,
+        item.error,
     )
 
 
@@ -202,6 +211,7 @@ def _letter_row(txn: Txn, universe: str, letter: queue.Dead) -> IntentRow:
         letter.failures + letter.expiries,
         letter.owner,
         letter.code,
+        letter.error,
     )
 
 

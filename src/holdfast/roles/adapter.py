@@ -18,6 +18,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Mapping, Sequence
+from concurrent.futures import wait
 from typing import Any
 
 from holdfast import codec
@@ -36,23 +37,24 @@ from holdfast.roles.doing import (
     BadResult,
     Billing,
     Doing,
-    Exited,
     Hold,
 )
 from holdfast.roles.fabric import Fabric
-from holdfast.runner import Policy, Runner
+from holdfast.runner import Policy, Runner, Work
 from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.faults import Faults
 from holdfast.runner.runner import Throttle
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Store
 from holdfast.world import publish
 
-__all__ = ["Adapter", "AdapterPool", "BadResult", "Billing", "Exited", "Hold"]
+__all__ = ["Adapter", "AdapterPool", "BadResult", "Billing", "Hold"]
 
 # How long a claim lasts unless it is extended: how late a dead pool's calls are made again.
 CLAIM_S = 10.0
 CLAIM_S_MAX = 3600.0
 BATCH = 500
+# How often a thread that waits for a coroutine looks whether anybody waits for itself.
+WATCH_S = 0.05
 # Reservations that nobody settled are booked in full: after this, and twice the longest call.
 LAPSE_S = 600.0
 
@@ -110,11 +112,16 @@ class AdapterPool(RunnerRole):
             if self._loop is not None:
                 self._loop.call_soon_threadsafe(self._loop.stop)
 
-    def wait_for(self, result: Awaitable[Any], timeout_s: float) -> Any:
+    def wait_for(self, result: Awaitable[Any], work: Work) -> Any:
         """Run a coroutine in the pool's event loop, or here, and wait for it."""
         if self._inline:
-            return asyncio.run(_within(result, timeout_s))
-        return asyncio.run_coroutine_threadsafe(_within(result, timeout_s), self._events()).result()
+            return asyncio.run(_within(result, work.limit_ns / 1e9))
+        running = asyncio.run_coroutine_threadsafe(_awaited(result), self._events())
+        while not wait([running], WATCH_S).done:
+            if work.dropped:
+                running.cancel()
+                raise Timeout(what="effect", waited_s=work.limit_ns / 1e9)
+        return running.result()
 
     def _runner(self, adapter: Adapter, worker: str) -> Runner:
         doing = Doing(self._store, adapter, self.wait_for, inline=self._inline)
@@ -192,17 +199,19 @@ class _Rate:
         self._name = name
         self._tokens = Tokens(store, name, rate_per_s)
 
-    def allow(self, limit: int) -> int:
-        due_ns, counts = self._store.read(self._look)
-        if due_ns is None or due_ns > self._store.now_ns():
-            return limit  # there is nothing to begin, and no token to be spent on it
-        return self._tokens.take(min(limit, max(1, counts.ready)))
+    def stock(self, wanted: int) -> int:
+        ready = self._store.read(queue.counts, self._name).ready
+        return self._tokens.stock(min(wanted, max(1, ready)))
+
+    def take(self, wanted: int) -> int:
+        return self._tokens.take(wanted)
 
     def wait_ns(self) -> int:
         return self._tokens.wait_ns()
 
-    def _look(self, txn: Txn) -> tuple[int | None, queue.Counts]:
-        return queue.next_due_ns(txn, self._name), queue.counts(txn, self._name)
+
+async def _awaited(result: Awaitable[Any]) -> Any:
+    return await result
 
 
 async def _within(result: Awaitable[Any], timeout_s: float) -> Any:

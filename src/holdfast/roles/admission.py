@@ -5,10 +5,13 @@
     later     what other calls have set aside may come back: asked again after a while
 
 What is admitted has the most that it can cost set aside in the same commit, so calls that begin at
-the same time cannot spend more together than a budget has.
+the same time cannot spend more together than a budget has. Of a world that has to wait one is asked in
+a batch: the others wait with it, so a backlog that cannot begin costs little.
 """
 
 from __future__ import annotations
+
+from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.clock import MS, S
@@ -25,10 +28,14 @@ from holdfast.world import catalog, publish
 
 # How long an effect waits for reservations of others to be settled ...
 LATER_NS = 1 * S
-# ... and for each that waits already: so a long line is looked at no more often than a short one.
+# ... and for each of its world that waits already: a long line is looked at no more often than a
+# short one ...
 LATER_EACH_NS = 1 * MS
+# ... and, far less, for each of any world: many lines cost little more than one.
+LATER_ALL_NS = MS // 5
 
 DROP = Verdict("drop")
+LATER = Verdict("later", code="budget_reserved")
 
 
 class Terms(Record, frozen=True):
@@ -46,12 +53,23 @@ def admit(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> lis
     """Judge effects; their group is their world."""
     terms = codec.unpack_as(Terms, args)
     gone = {world: _gone(txn, terms.universe, world) for world in {c.group for c in candidates}}
-    waiting = queues.counts(txn, queue).delayed
-    later = Verdict("later", LATER_NS + waiting * LATER_EACH_NS, "budget_reserved")
-    return [
-        _dropped(txn, terms, one) if gone[one.group] else _judge(txn, terms, one, later)
-        for one in candidates
-    ]
+    later_ns = LATER_NS + queues.counts(txn, queue).delayed * LATER_ALL_NS
+    verdicts: list[Verdict] = []
+    full: set[str] = set()
+    for one in candidates:
+        if gone[one.group]:
+            verdict = _dropped(txn, terms, one)
+        elif one.group in full and not _reserved(txn, terms, one):
+            # It would have to wait behind the other in any case.
+            verdict = LATER
+        else:
+            verdict = _judge(txn, terms, one)
+        if verdict is LATER:
+            full.add(one.group)
+            waits_ns = budget.line_up(txn, terms.universe, one.group, LATER_EACH_NS)
+            verdict = replace(LATER, delay_ns=later_ns + waits_ns)
+        verdicts.append(verdict)
+    return verdicts
 
 
 def _gone(txn: Txn, universe: str, world_id: str) -> bool:
@@ -68,11 +86,16 @@ def _dropped(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     return DROP
 
 
-def _judge(txn: Txn, terms: Terms, one: Candidate, later: Verdict) -> Verdict:
+def _reserved(txn: Txn, terms: Terms, one: Candidate) -> bool:
+    key = codec.unpack_as(Intent, one.payload).intent_hash.hex()
+    return budget.reservation(txn, terms.universe, key) is not None
+
+
+def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     if terms.billing is None:
         return TAKE
     try:
-        answer = _reserve(txn, terms.universe, terms.billing, codec.unpack_as(Intent, one.payload))
+        answer = _reserve(txn, terms.universe, terms.billing, one)
     except HoldfastError as error:
         return Verdict("refuse", code=error.code, error=str(error))
     except Exception as error:
@@ -81,11 +104,12 @@ def _judge(txn: Txn, terms: Terms, one: Candidate, later: Verdict) -> Verdict:
     if answer.granted:
         return TAKE
     if answer.later:
-        return later
+        return LATER
     return Verdict("refuse", code="over_budget", error=_told(txn, terms.universe, answer))
 
 
-def _reserve(txn: Txn, universe: str, billing: Billing, intent: Intent) -> budget.Answer:
+def _reserve(txn: Txn, universe: str, billing: Billing, one: Candidate) -> budget.Answer:
+    intent = codec.unpack_as(Intent, one.payload)
     most: list[Charge] = resolve(billing.operation).fn(txn, intent.params, billing.args)
     if all(charge.unit != MONEY for charge in most):
         # Where money is limited, a call of unknown price is not made.
@@ -93,7 +117,7 @@ def _reserve(txn: Txn, universe: str, billing: Billing, intent: Intent) -> budge
             if budget.account(txn, universe, scope, MONEY).limit is not None:
                 raise Unpriced(kind=intent.effect_kind)
     key = intent.intent_hash.hex()
-    return budget.reserve.fn(txn, universe, intent.world_id, key, most)
+    return budget.reserve.fn(txn, universe, intent.world_id, key, most, one.claim, one.expiries)
 
 
 def _told(txn: Txn, universe: str, answer: budget.Answer) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 from holdfast.runner import Policy, Runner, State
@@ -46,5 +47,9 @@ class RunnerRole:
             one.request_stop()
 
     def join(self, timeout_s: float | None = None) -> None:
+        """Wait for all of them, then raise what ended the first that failed."""
         for one in self.runners:
-            one.join(timeout_s)
+            with contextlib.suppress(Exception):
+                one.join(timeout_s)
+        if self.failure is not None:
+            raise self.failure

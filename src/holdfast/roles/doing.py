@@ -18,11 +18,10 @@ from holdfast.codec import Record
 from holdfast.config import MESSAGE_BYTES_MAX
 from holdfast.effects import budget
 from holdfast.effects.budget import Charge
-from holdfast.errors import HoldfastError
 from holdfast.messages import Intent, Receipt, Status
 from holdfast.roles.receipts import book_late, receive
 from holdfast.runner import Work
-from holdfast.runner.faults import Refused
+from holdfast.runner.faults import Exited, Refused
 from holdfast.store.api import Store
 
 
@@ -75,17 +74,12 @@ class BadResult(Refused):
     code = "bad_result"
 
 
-class Exited(HoldfastError):
-    code = "exited"
-    retryable = True
-    hint = "the effect tried to end its process or its own task"
-
-
 # What code raises in line to end more than itself: other than these, the thread's owner decides.
 _ENDING = (SystemExit, GeneratorExit, asyncio.CancelledError)
 # A claim outlives a call that is made in line by this much.
 INLINE_MARGIN_MS = 1_000
-Waiter = Callable[[Awaitable[Any], float], Any]
+# Waits for what a plain function gave instead of a result, for as long as somebody waits for the work.
+Waiter = Callable[[Awaitable[Any], Work], Any]
 
 
 class Doing:
@@ -109,7 +103,7 @@ class Doing:
         try:
             result = self._perform(work, intent)
             if inspect.isawaitable(result):
-                result = self._wait_for(result, work.limit_ns / 1e9)
+                result = self._wait_for(result, work)
         except Exception as error:
             raised = error
         except self._ending as error:
@@ -139,6 +133,7 @@ class Doing:
         if self._billed:
             # If it is out of time, nobody knows the bill: then it is the most that it can be.
             work.join_failing(budget.close, *_account(intent), None)
+            work.join_lost(book_late, intent, work.claim.number, None)
         return intent
 
     def _perform(self, work: Work, intent: Intent) -> Any:
@@ -151,14 +146,16 @@ class Doing:
             return
         if raised is not None:
             if self._billed:
-                nothing = self._adapter.unbilled(raised)
-                work.join_failing(budget.close, *_account(intent), [] if nothing else None)
+                bill: list[Charge] | None = [] if self._adapter.unbilled(raised) else None
+                work.join_failing(budget.close, *_account(intent), bill)
+                work.join_lost(book_late, intent, work.claim.number, bill)
             raise raised
         adapter = self._adapter
         charges = adapter.bill(intent, result) if self._billed else None
         if charges is not None:
             work.join(budget.close, *_account(intent), charges)
             work.join_failing(budget.close, *_account(intent), charges)
+            work.join_lost(book_late, intent, work.claim.number, charges)
         value = adapter.dump(result)
         if len(value) > MESSAGE_BYTES_MAX:
             raise BadResult(
@@ -185,7 +182,7 @@ class Doing:
         charges = None if result is None else self._adapter.bill(intent, result)
         if raised is not None and self._adapter.unbilled(raised):
             charges = []
-        self._store.submit(book_late, intent, charges)
+        self._store.submit(book_late, intent, work.claim.number, charges)
 
 
 def _account(intent: Intent) -> tuple[str, str]:

@@ -1,9 +1,12 @@
 """The mail of a universe that its worlds' commits could not deliver themselves (protocol F).
 
     Sorting    every such message, once: into the inbox of a world of this store, or on into the lane
-               of another store, or back as the error `no_route`
+               of another store, or back as the error `no_route` (`sorting`)
     Lane       one for each universe in another store: delivers there, a batch to a commit, and then
                ends the batch here with its receipts
+
+A lane's runner announces its route in the store: every pool sorts, and one that was started without
+this route puts mail into the lane, too.
 
 A crash between the two commits of a lane repeats the batch, and the destination, which knows each
 message by its id, answers `already_enqueued`. So a message is in one inbox once, and its sender is
@@ -18,17 +21,22 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from holdfast import codec
 from holdfast import store as stores
 from holdfast.clock import SYSTEM, Clock
+from holdfast.config import ROUTE_ANNOUNCE_EVERY_NS, ROUTE_LOOK_NS_MAX
 from holdfast.durable import queue
 from holdfast.durable.queue import Claim
-from holdfast.errors import HoldfastError, Invalid, Overloaded, StoreError
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Overloaded, StoreError
 from holdfast.messages import FABRIC_SEND, Intent
 from holdfast.retry import Backoff, spread
 from holdfast.roles.crew import certain
+from holdfast.roles.sorting import Sorting
 from holdfast.runner import Runner, Work
+from holdfast.runner.faults import transient
+from holdfast.runner.tick import Tick
 from holdfast.store.api import Store, Txn
 from holdfast.world import fabric, outbox, publish
 from holdfast.world.catalog import check_universe
@@ -42,17 +50,10 @@ BATCH = 100
 HELD_MAX = 4 * BATCH
 # One commit into another store holds about this much.
 BATCH_BYTES_MAX = 8 * 1024 * 1024
-# Pools may be configured one after the other: a route is looked for this often, by whoever claims.
-ROUTE_TRIES = 5
 # A lane's claim covers a commit in another store.
 LANE_LEASE_MS = 5_000
 LANE_BACKOFF = Backoff(max_ns=30_000_000_000)
-
-
-class NoRoute(HoldfastError):
-    code = "no_route"
-    retryable = True
-    hint = "start adapters with --peer UNIVERSE=URL, or open(..., stores={universe: url})"
+SORTING_BACKOFF = Backoff(max_ns=ROUTE_LOOK_NS_MAX)
 
 
 class Unreachable(HoldfastError):
@@ -86,20 +87,20 @@ class Fabric:
                 publish.effects(universe, FABRIC_SEND),
                 Sorting(store, universe, frozenset(peers or ())),
                 worker=f"{worker}/{FABRIC_SEND}",
-                policy=certain(max_batch=BATCH),
+                policy=replace(certain(max_batch=BATCH), backoff=SORTING_BACKOFF),
                 clock=clock,
             )
         ]
         for number, peer in enumerate(peers or (), 1):
             lane = Lane(store, self._peers, peer, clock)
             self.runners.append(
-                Runner(
+                LaneRunner(
                     store,
                     outbox.lane(universe, peer),
                     lane,
+                    announced=Announced(store, universe, peer, clock),
                     worker=f"{worker}/{FABRIC_SEND}/{number}",
                     policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
-                    throttle=lane,
                     clock=clock,
                 )
             )
@@ -119,31 +120,41 @@ def open_existing(url: str) -> Store:
     return stores.open(url, bootstrap=False)
 
 
-class Sorting:
-    """The handler of mail that waits: where does it go?"""
+class Announced:
+    """The route of a lane, announced now and then for pools that do not have it."""
 
-    def __init__(self, store: Store, universe: str, peers: frozenset[str]) -> None:
+    def __init__(self, store: Store, universe: str, peer: str, clock: Clock) -> None:
         self._store = store
-        self._universe = universe
-        self._peers = peers
-        # Universes of this store: once there, they stay.
-        self._here = {universe}
+        self._route = (universe, peer)
+        self._clock = clock
+        self._next_ns = 0
 
-    def __call__(self, work: Work) -> None:
-        intent = codec.unpack_as(Intent, work.payload)
-        to = fabric.read(intent).dest_universe or self._universe
-        if to in self._peers:
-            work.join(outbox.forward, intent, to)
-        elif to in self._here or self._store.read(fabric.known, to):
-            self._here.add(to)
-            work.join(outbox.deliver, intent)
-        else:
-            lost = NoRoute(universe=to)
-            if work.claim.failures + 1 < ROUTE_TRIES:
-                raise lost
-            work.join(
-                outbox.conclude, intent, Accepted(fabric.ERROR, code=lost.code, error=str(lost))
-            )
+    def again(self) -> None:
+        now_ns = self._clock.mono_ns()
+        if now_ns < self._next_ns:
+            return
+        try:
+            self._store.transact(outbox.announce, *self._route)
+        except HoldfastError as error:
+            if not (transient(error) or isinstance(error, CommitUnknown)):
+                raise
+            return  # at the next tick, then
+        self._next_ns = now_ns + ROUTE_ANNOUNCE_EVERY_NS
+
+
+class LaneRunner(Runner):
+    """The runner of a lane: while it ticks, there is a route."""
+
+    def __init__(
+        self, store: Store, queue: str, lane: Lane, *, announced: Announced, **options: Any
+    ) -> None:
+        super().__init__(store, queue, lane, throttle=lane, **options)
+        self._announced = announced
+
+    def tick(self) -> Tick:
+        tick = super().tick()
+        self._announced.again()
+        return tick
 
 
 class Lane:
@@ -179,11 +190,13 @@ class Lane:
 
     # -- the throttle --------------------------------------------------------------------------
 
-    def allow(self, limit: int) -> int:
+    def stock(self, wanted: int) -> int:
         """All there is, one to look whether the store is back, or none until it is time to look."""
         if self._failures == 0:
-            return limit
-        return min(limit, 1) if self.wait_ns() == 0 else 0
+            return wanted
+        return min(wanted, 1) if self.wait_ns() == 0 else 0
+
+    take = stock
 
     def wait_ns(self) -> int:
         return max(0, self._again_ns - self._clock.mono_ns())

@@ -17,7 +17,7 @@ from holdfast.config import BLOB_GRACE_NS, DEDUPE_RETENTION_NS, SWEEP_EVERY_NS
 from holdfast.durable import dedupe, inbox
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
-from holdfast.errors import Fenced, Held, NotFound
+from holdfast.errors import Fenced, Held
 from holdfast.roles.role import Role
 from holdfast.store import blobs
 from holdfast.store.api import Pending, Store, Txn, operation
@@ -77,9 +77,6 @@ class Orchestrator(Role):
             # We were paused for longer than our lease: another leads, and we stand by.
             self._lease = None
             return False
-        except NotFound:
-            # A world was deleted while it was being placed.
-            return True
         return placed or moved
 
     def next_s(self) -> float:
@@ -143,6 +140,10 @@ class Orchestrator(Role):
         def place(txn: Txn) -> None:
             txn.require_live(self._held())
             for world_id in waiting:
+                if catalog.gone(txn, self.universe, world_id):
+                    # It has no work any more; whoever left this must not hold up the others.
+                    catalog.settle.fn(txn, self.universe, world_id, catalog.NOBODY)
+                    continue
                 chosen = placement.choose(world_id, able)
                 assert chosen is not None
                 catalog.assign(txn, self.universe, world_id, chosen, 0, "placed")

@@ -56,14 +56,9 @@ def bereave(txn: Txn, letter: Dead) -> None:
 
 
 @operation
-def book_late(txn: Txn, intent: Intent, charges: list[Charge] | None) -> None:
-    """Book a call whose claim was lost. If nobody will do the effect again (it was cancelled), its
-    reservation is closed with it; else that is another call's, and this one is booked beside it."""
-    universe, key = intent.universe_id, intent.intent_hash.hex()
-    waits = publish.pending(txn, universe, intent.intent_hash)
-    if waits is None and budget.close.fn(txn, universe, key, charges):
-        return
-    budget.book_late.fn(txn, universe, key, intent.world_id, charges)
+def book_late(txn: Txn, intent: Intent, claim: int, charges: list[Charge] | None) -> None:
+    """Book a call whose claim was lost, unless whoever claimed the effect since has done so."""
+    budget.book_late.fn(txn, intent.universe_id, intent.intent_hash.hex(), claim, charges)
 
 
 @operation
@@ -82,6 +77,8 @@ def redrive_effects(txn: Txn, universe: str, kind: str, seqs: list[int]) -> list
             old,
             intent_hash=codec.digest(b"redrive", old.intent_hash, seq.to_bytes(8, "big")),
             enqueued_at_ns=txn.now_ns,
+            # Its user's key stands for the first: this one has a name of its own.
+            key=None,
             redrive_of=old.intent_hash,
         )
         queue.discard_dead.fn(txn, name, [seq])

@@ -46,6 +46,10 @@ class Claimer:
     def next_due_ns(self) -> int | None:
         return self._store.read(claims.next_due_ns, self.names)
 
+    def looks(self) -> bool:
+        """Whether there is something to claim, or to adopt."""
+        return self._unsure or self._is_due()
+
     def claim(
         self,
         limit: int,
@@ -81,6 +85,8 @@ class Claimer:
     def hand_back(self, works: Iterable[Work], tick: Tick) -> None:
         """Give up what was not begun, unharmed. If that fails it is adopted again, or runs out."""
         works = list(works)
+        for work in works:
+            work.lose(self._store)  # if it was begun after all: before another can claim it
         try:
             answers = self._store.transact(claims.hand_back, [work.claim.token for work in works])
         except HoldfastError as error:

@@ -25,6 +25,7 @@ from typing import Protocol
 
 from holdfast.clock import MS, Clock
 from holdfast.durable.queue import Claim, Token
+from holdfast.runner.faults import Exited
 from holdfast.runner.work import Outcome, Work
 
 # How much work is taken beyond the hands there are, and for how long it may wait for one.
@@ -51,7 +52,7 @@ class Hand:
     def __init__(self) -> None:
         self.work: Work | None = None
         self.written_off = False
-        self.task: asyncio.Task[None] | None = None
+        self.task: asyncio.Task[Outcome] | None = None
 
 
 class Crew:
@@ -338,8 +339,7 @@ class Tasks(Crew):
 
     def _start(self, wake: int) -> None:
         for _ in range(wake):
-            hand = Hand()
-            hand.task = task = self._loop.create_task(self._serve(hand))
+            task = self._loop.create_task(self._serve(Hand()))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
@@ -347,16 +347,23 @@ class Tasks(Crew):
         if hand.task is not None:
             self._loop.call_soon_threadsafe(hand.task.cancel)
 
+    async def _attempt(self, work: Work) -> Outcome:
+        return await self._run(work)
+
     async def _serve(self, hand: Hand) -> None:
         while (work := self._take(hand)) is not None:
             end: End
             try:
-                end = await self._run(work)
+                # A task of its own: what one call leaves behind reaches no other.
+                hand.task = self._loop.create_task(self._attempt(work))
+                end = await hand.task
             except asyncio.CancelledError as crash:
                 if hand.written_off:
                     self._ended(hand, work, crash)
                     return
-                end = crash
+                # It cancelled itself, and nobody else is to suffer for it.
+                error = Exited(raised=type(crash).__name__)
+                end = Outcome(work, error, self._clock.mono_ns() - work.began_ns)
             except BaseException as crash:
                 end = crash
             if not self._ended(hand, work, end):

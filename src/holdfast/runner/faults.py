@@ -41,6 +41,12 @@ class Fault(Enum):
 _RETRYABLE = frozenset({Fault.CONFLICT, Fault.BUSY, Fault.TRANSIENT})
 
 
+class Exited(HoldfastError):
+    code = "exited"
+    retryable = True
+    hint = "the handler tried to end its process or its own task"
+
+
 class Refused(HoldfastError):
     """Raise it for an item that no retry can help: it is kept as a dead letter under this code."""
 

@@ -34,6 +34,8 @@ class Policy:
     # Extend the claims of a crew for as long as its handlers are within their time, and end those
     # that are not. A handler sets its own bound (`work.limit_ns`); without one its claim runs out.
     tend: bool = False
+    # How long handlers have to finish after a stop; then what a tended crew is at is given back.
+    stop_grace_ms: int = 10_000
     # What one tick claims at most, from queue and timers together ...
     max_batch: int = 32
     # ... and the part of it that is kept for due timers while the queue is full.
@@ -101,6 +103,7 @@ _COUNTS = (
     "expiries_max",
     "max_batch",
     "idle_sleep_max_ms",
+    "stop_grace_ms",
 )
 
 

@@ -50,13 +50,18 @@ CONCURRENCY_MAX = 1_000
 ATTEND_NS = 50 * MS
 # What was claimed and has waited so long for a hand is given back.
 UNBEGUN_NS = 1_000 * MS
+# How long a suspect keeps all others from being begun.
+SOLITUDE_NS = 2_000 * MS
 
 
 class Throttle(Protocol):
     """Something that bounds how many items may be begun now."""
 
-    def allow(self, limit: int) -> int:
-        """How many, of up to `limit`. It is asked before each claim."""
+    def stock(self, wanted: int) -> int:
+        """How many of those wanted may be begun now or very soon: so many are claimed."""
+
+    def take(self, wanted: int) -> int:
+        """How many of those wanted may be begun now. They are begun at once."""
 
     def wait_ns(self) -> int:
         """How long it allows nothing more."""
@@ -113,7 +118,11 @@ class Runner:
         self._event_loop = loop
         self._alone = alone
         self._admission = admission
+        # Claimed and not with the crew: those that run alone, and those that the throttle holds.
         self._suspects: deque[Work] = deque()
+        self._paced: deque[Work] = deque()
+        self._alone_since_ns = 0
+        self._stop_by_ns = 0
         self._attend_at_ns = 0
         self._extend_at_ns = 0
         self._withdrawn = 0
@@ -193,6 +202,7 @@ class Runner:
                     self._crew.close()
                     self._crew = None
                 self._suspects.clear()
+                self._paced.clear()
         if self._alone is not None:
             self._alone.leave(self)
 
@@ -215,6 +225,7 @@ class Runner:
             admission=self._admission,
         )
         self._desk = Desk(self._store, self.hooks)
+        self._stop_by_ns = 0
         self._loop = Loop(self, self._store, self._claimer.names, sleep=self._sleep)
         self._fatal = None
 
@@ -223,7 +234,7 @@ class Runner:
     @property
     def in_hand(self) -> bool:
         """Whether something is handled or finished that the store does not know of yet."""
-        return bool(self._desk.outcomes or self._suspects or self.under_way)
+        return bool(self._desk.outcomes or self._suspects or self._paced or self.under_way)
 
     @property
     def under_way(self) -> int:
@@ -242,7 +253,7 @@ class Runner:
         if self._suspects or (self._alone is not None and self._alone.wanted):
             return 0
         if self._crew is not None:
-            return self._crew.room
+            return self._crew.room - len(self._paced)
         return self._concurrency if self._has_crew else self._policy.max_batch
 
     def tick(self) -> Tick:
@@ -258,7 +269,7 @@ class Runner:
             if self._state is State.RUNNING and not self._desk.outcomes:
                 limit = min(policy.max_batch, self.room)
                 if self._throttle is not None and limit > 0:
-                    limit = self._throttle.allow(limit)
+                    limit = self._allowed(self._throttle, limit, tick)
                 free = self._free if policy.tend else None
                 works = self._claimer.claim(max(limit, 0), policy, tick, self._has, free)
                 self._handle(works, policy, tick)
@@ -273,6 +284,8 @@ class Runner:
             return float("inf")
         if self._crew is not None and self._crew.standing:
             return NUDGE_NS / 1e9
+        if self._paced and self._throttle is not None:
+            return max(min(self._throttle.wait_ns(), ATTEND_NS), MS) / 1e9
         return ATTEND_NS / 1e9 if self._policy.tend else float("inf")
 
     def idle_sleep_ns(self) -> int:
@@ -298,30 +311,59 @@ class Runner:
         for outcome in self._crew.collect() if self._crew is not None else ():
             self._ended(outcome, policy, tick)
 
+    def _allowed(self, throttle: Throttle, limit: int, tick: Tick) -> int:
+        """How many of `limit` may be claimed. If nothing is due, no token is spent on it."""
+        try:
+            if not self._claimer.looks():
+                return 0
+            near = throttle.stock(limit)
+            return near if self._has_crew or not near else throttle.take(near)
+        except HoldfastError as error:
+            _check_transient(error)
+            tick.busy += 1
+            return 0
+
     def _attend(self, policy: Policy, tick: Tick) -> None:
         """Look after what the crew has: end what is out of time, or not wanted; extend the rest."""
         crew = self._crew
         if crew is None:
             return
+        now_ns = self._clock.mono_ns()
         if self._state is not State.RUNNING:
-            # What is not begun will not be.
-            unbegun = [*(crew.waiting() if policy.tend else ()), *self._suspects]
-            self._suspects.clear()
-            self._give_back(unbegun, tick)
+            self._leave(crew, policy, tick, now_ns)
         if policy.tend:
             crew.nudge()
-            if crew.busy or self._suspects:
+            if crew.busy or self._suspects or self._paced:
                 try:
-                    self._look_after(crew, policy, tick)
+                    self._look_after(crew, policy, tick, now_ns)
                 except HoldfastError as error:
-                    if not (transient(error) or isinstance(error, CommitUnknown)):
-                        raise
+                    _check_transient(error)
                     tick.busy += 1
-        if self._alone is not None and self._alone.wanted and not (crew.busy or self._suspects):
-            self._alone.leave(self)
+        if self._alone is not None and self._alone.wanted:
+            # Whoever has run so long by itself is not what kills at once.
+            since_ns = self._alone_since_ns
+            survived = since_ns and now_ns - since_ns >= SOLITUDE_NS
+            if survived or not (crew.busy or self._suspects):
+                self._alone_since_ns = 0
+                self._alone.leave(self)
 
-    def _look_after(self, crew: Crew, policy: Policy, tick: Tick) -> None:
-        now_ns = self._clock.mono_ns()
+    def _leave(self, crew: Crew, policy: Policy, tick: Tick, now_ns: int) -> None:
+        """At the end. What is not begun will not be; what is has a while to finish, and is given
+        back unharmed then: it is another's to do again."""
+        unbegun = [*(crew.waiting() if policy.tend else ()), *self._suspects, *self._paced]
+        self._suspects.clear()
+        self._paced.clear()
+        self._give_back(unbegun, tick)
+        self._stop_by_ns = self._stop_by_ns or now_ns + policy.stop_grace_ms * MS
+        if policy.tend and crew.busy and now_ns >= self._stop_by_ns:
+            works = crew.held
+            for work in works:
+                # Its claim is another's from now on: a bill that still comes is booked by itself.
+                work.lost = True
+                crew.drop(work)
+            self._give_back(works, tick)
+
+    def _look_after(self, crew: Crew, policy: Policy, tick: Tick, now_ns: int) -> None:
         if now_ns >= self._attend_at_ns:
             self._attend_at_ns = now_ns + ATTEND_NS
             for work in crew.held:
@@ -342,7 +384,7 @@ class Runner:
     def _tend(self, crew: Crew, policy: Policy, tick: Tick) -> None:
         """Extend claims, all in one commit."""
         works = [work for work in crew.held if work.limit_ns or not work.began_ns]
-        works += self._suspects
+        works += [*self._suspects, *self._paced]
         if not works:
             return
         answers: list[int | None] = self._store.transact(
@@ -356,7 +398,7 @@ class Runner:
 
     def _drop_lost(self, crew: Crew, tick: Tick) -> None:
         """Some claim was taken from its holder: if it was ours, nobody waits for the answer."""
-        works = [*crew.held, *self._suspects]
+        works = [*crew.held, *self._suspects, *self._paced]
         tokens = [work.claim.token for work in works]
         for work, lost in zip(works, self._store.read(claims.lost, tokens), strict=True):
             if lost:
@@ -365,8 +407,9 @@ class Runner:
     def _lose(self, crew: Crew, work: Work, tick: Tick) -> None:
         # Before it is dropped: whoever sees that it is knows why.
         work.lost = True
-        if work in self._suspects:
-            self._suspects.remove(work)
+        for waiting in (self._suspects, self._paced):
+            if work in waiting:
+                waiting.remove(work)
         crew.drop(work)
         tick.lost += 1
         self.hooks.lost(work)
@@ -376,7 +419,9 @@ class Runner:
             self._claimer.hand_back(works, tick)
 
     def _try_suspect(self, crew: Crew) -> None:
-        if self._alone is not None and self._alone.ask(self):
+        now_ns = self._clock.mono_ns()
+        if self._alone is not None and self._alone.ask(self, now_ns):
+            self._alone_since_ns = now_ns
             self._give(crew, [self._suspects.popleft()])
 
     def _give(self, crew: Crew, works: Sequence[Work]) -> None:
@@ -395,20 +440,39 @@ class Runner:
                 return
             crew = self._crew = self._hire(policy)
         if self._alone is None:
-            if works:
-                self._give(crew, works)
+            self._start(crew, list(works), tick)
             return
         self._suspects += [work for work in works if work.claim.expiries >= SUSPECT]
         sound = [work for work in works if work.claim.expiries < SUSPECT]
         # What was claimed in vain before is begun first: it is charged if we die.
         sound.sort(key=lambda work: -work.claim.expiries)
-        if sound and not self._alone.begin(lambda: self._give(crew, sound)):
-            self._give_back(sound, tick)
+        self._start(crew, sound, tick)
         if self._suspects:
             self._try_suspect(crew)
 
+    def _start(self, crew: Crew, works: list[Work], tick: Tick) -> None:
+        """Give works to the crew: those that the throttle lets begin now, in the order they came."""
+        if self._throttle is not None:
+            self._paced += works
+            works = []
+            if self._paced:
+                try:
+                    begun = self._throttle.take(len(self._paced))
+                except HoldfastError as error:
+                    _check_transient(error)
+                    tick.busy += 1
+                    return
+                works = [self._paced.popleft() for _ in range(begun)]
+        if not works:
+            return
+        if self._alone is None:
+            self._give(crew, works)
+        elif not self._alone.begin(lambda: self._give(crew, works)):
+            self._give_back(works, tick)
+
     def _hire(self, policy: Policy) -> Crew:
-        ahead_max = policy.max_batch if policy.tend else 0
+        # A token is used when a call begins: what is throttled is not taken ahead.
+        ahead_max = policy.max_batch if policy.tend and self._throttle is None else 0
         if self._event_loop is not None:
             return Tasks(
                 self._concurrency,
@@ -482,7 +546,8 @@ class Runner:
     def _has(self, claim: Claim) -> bool:
         if self._crew is not None and self._crew.has(claim):
             return True
-        return any(work.claim.token == claim.token for work in self._suspects)
+        kept = (*self._suspects, *self._paced)
+        return any(work.claim.token == claim.token for work in kept)
 
     def _extend(self, claim: Claim, ttl_ms: int | None) -> int | None:
         ttl_ns = self._policy.lease_ttl_ns if ttl_ms is None else ttl_ms * MS
@@ -496,3 +561,8 @@ class Runner:
 
     def _progress(self) -> None:
         self.last_progress_ns = self._clock.mono_ns()
+
+
+def _check_transient(error: HoldfastError) -> None:
+    if not (transient(error) or isinstance(error, CommitUnknown)):
+        raise error

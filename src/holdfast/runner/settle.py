@@ -18,7 +18,12 @@ import traceback
 
 from holdfast import codec
 from holdfast.clock import S
-from holdfast.config import BATCH_MAX, ERROR_TEXT_CHARS_MAX, RETRY_AFTER_S_MAX
+from holdfast.config import (
+    BATCH_MAX,
+    ERROR_TEXT_CHARS_MAX,
+    RETRY_AFTER_S_MAX,
+    SETTLED_BYTES_MAX,
+)
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Failure, Then
 from holdfast.errors import CommitUnknown, HoldfastError
@@ -26,8 +31,11 @@ from holdfast.runner.faults import Fault, code_of, transient
 from holdfast.runner.hooks import Hooks, text_of
 from holdfast.runner.policy import Policy
 from holdfast.runner.tick import Tick
-from holdfast.runner.work import Joined, Outcome
+from holdfast.runner.work import Outcome
 from holdfast.store.api import Store, Txn
+
+# An operation and its arguments, as they are sent.
+Packed = tuple[str, bytes]
 
 DONE, DEAD, LOST = "done", "dead", "lost"
 # Anything else that the queue answers is a requeue: at once, or after a delay.
@@ -60,23 +68,28 @@ class Desk:
     def _commit(self, policy: Policy, tick: Tick) -> None:
         if any(outcome.unsure for outcome in self.outcomes):
             self._look(tick)
-        if not self.outcomes:
-            return
-        acks = [outcome for outcome in self.outcomes if outcome.error is None]
-        fails = [outcome for outcome in self.outcomes if outcome.error is not None]
+        while self.outcomes:
+            some = _some(self.outcomes)
+            self._commit_some(some, policy, tick)
+
+    def _commit_some(
+        self, some: list[tuple[Outcome, list[Packed]]], policy: Policy, tick: Tick
+    ) -> None:
+        acks = [(outcome, then) for outcome, then in some if outcome.error is None]
+        fails = [(outcome, then) for outcome, then in some if outcome.error is not None]
         ends = self._store.transact(
             queues.settle,
-            [outcome.work.claim.token for outcome in acks],
-            [failure_of(outcome, policy) for outcome in fails],
+            [outcome.work.claim.token for outcome, _ in acks],
+            [failure_of(outcome, policy) for outcome, _ in fails],
             policy.budget,
             [
-                Then(index, operation.name, codec.pack(args))
-                for index, outcome in enumerate(acks + fails)
-                for operation, args in _joined(outcome)
+                Then(index, name, args)
+                for index, (_, then) in enumerate(acks + fails)
+                for name, args in then
             ],
         )
-        self.outcomes = []
-        for outcome, end in zip(acks + fails, ends, strict=True):
+        self.outcomes = self.outcomes[len(some) :]
+        for (outcome, _), end in zip(acks + fails, ends, strict=True):
             self._close(outcome, end, tick)
 
     def _look(self, tick: Tick) -> None:
@@ -97,6 +110,7 @@ class Desk:
         elif end == LOST:
             tick.lost += 1
             self._hooks.lost(outcome.work)
+            outcome.work.lose(self._store)
         elif end == DEAD:
             tick.dead += 1
             self._hooks.buried(outcome)
@@ -122,9 +136,19 @@ class Desk:
             self._close(outcome, LOST, tick)
 
 
-def _joined(outcome: Outcome) -> list[Joined]:
-    work = outcome.work
-    return work.joined if outcome.error is None else work.joined_failing
+def _some(outcomes: list[Outcome]) -> list[tuple[Outcome, list[Packed]]]:
+    """The first outcomes, as many as fit into one commit, with what joins them."""
+    some: list[tuple[Outcome, list[Packed]]] = []
+    size = 0
+    for outcome in outcomes[:BATCH_MAX]:
+        work = outcome.work
+        joined = work.joined if outcome.error is None else work.joined_failing
+        then = [(operation.name, codec.pack(args)) for operation, args in joined]
+        size += sum(len(args) for _, args in then)
+        if some and size > SETTLED_BYTES_MAX:
+            break
+        some.append((outcome, then))
+    return some
 
 
 def failure_of(outcome: Outcome, policy: Policy) -> Failure:

@@ -7,14 +7,15 @@ that means), or its claim runs out first and whatever it did is somebody else's 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 from holdfast.clock import Clock
 from holdfast.durable.queue import Claim
-from holdfast.errors import ClaimLost
-from holdfast.store.api import Operation
+from holdfast.errors import ClaimLost, HoldfastError
+from holdfast.store.api import Operation, Store
 
 Kind = Literal["queue", "timer"]
 Joined = tuple[Operation[Any, Any], tuple[Any, ...]]
@@ -25,7 +26,7 @@ class Work:
 
     __slots__ = (
         "_clock", "_extend", "attempt", "began_ns", "claim", "deadline_ns", "dropped", "joined",
-        "joined_failing", "kind", "limit_ns", "lost", "payload", "seq", "taken_ns",
+        "joined_failing", "joined_lost", "kind", "limit_ns", "lost", "payload", "seq", "taken_ns",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +48,8 @@ class Work:
         self.joined: list[Joined] = []
         # The same for its failure.
         self.joined_failing: list[Joined] = []
+        # What is committed by itself if the claim is lost, or given back in the middle.
+        self.joined_lost: list[Joined] = []
         self._extend = extend
         # When a hand of the crew began with it, and how long it may go on from then without a sign
         # of progress; 0 is no bound but the claim's.
@@ -77,6 +80,17 @@ class Work:
         """Commit an operation if this attempt ends in a failure, together with that; the last one
         that was said. The loop may end the attempt at any time, so it is said in one step."""
         self.joined_failing = [(operation, operation.positional(args, {}))]
+
+    def join_lost(self, operation: Operation[Any, Any], *args: Any) -> None:
+        """Commit an operation if the claim turns out not to be ours to settle: by itself, as far as
+        the store takes it, and perhaps twice. The last one that was said."""
+        self.joined_lost = [(operation, operation.positional(args, {}))]
+
+    def lose(self, store: Store) -> None:
+        """Nobody will settle this attempt: commit what was said for that."""
+        for operation, args in self.joined_lost:
+            with contextlib.suppress(HoldfastError):
+                store.submit(operation, *args)
 
     def extend(self, ttl_ms: int | None = None) -> int:
         """Ask for more time from now on (the policy's lease by default); the new deadline."""

@@ -156,8 +156,10 @@ class _Replay:
             return
         if want.key is not None:
             wanted = check_app.digest(want.kind.encode(), want.params)
-            if world.ordered.setdefault((want.generation, want.key), wanted) != wanted:
+            known = want.key in world.ordered
+            if world.ordered.setdefault(want.key, wanted) != wanted:
                 intents.refused[want.hash] = subject
+            if known:
                 return
         intents.want(subject, want)
 

@@ -30,7 +30,7 @@ SEEDS_BY_TIME = 10_000_000
 
 def configure(parser: ArgumentParser) -> None:
     what = parser.add_mutually_exclusive_group()
-    what.add_argument("--seeds", type=int, help="how many seeds (default 200; mutants: 1000)")
+    what.add_argument("--seeds", type=int, help="how many seeds (default 400; mutants: 1000)")
     what.add_argument("--seed", type=int, metavar="K", help="this one seed, with its history")
     what.add_argument("--replay", type=Path, metavar="FILE", help="a saved decision tape")
     parser.add_argument("--exhaustive", action="store_true", help="every single crash point")

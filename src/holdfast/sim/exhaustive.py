@@ -19,7 +19,7 @@ from holdfast.sim.workloads import cast
 
 SCENARIO_SEED = 7
 # One in which a pool dies after a call, timers fire, and a fork takes effects and timers over.
-EFFECTS_SEED = 17
+EFFECTS_SEED = 28
 FAULTS = (
     Fault.CRASH_BEFORE,
     Fault.CRASH_AFTER,

@@ -230,7 +230,7 @@ def open_at(
     """The effects and timers that a world had wanted and not got after so many of its entries."""
     effects: dict[bytes, Want] = {}
     timers: dict[str, Want] = {}
-    known: set[bytes] = set()
+    known: set[bytes | str] = set()
     for step, wanted in zip(steps[:entries], wants[:entries], strict=True):
         _got(step["ingress"], effects, timers)
         for want in wanted:
@@ -239,9 +239,11 @@ def open_at(
                 timers[slot] = want
             elif want.kind == "timer.cancel" and slot is not None:
                 timers.pop(slot, None)
-            elif want.kind in check_app.EFFECTS and want.hash not in known:
+            elif want.kind == "effect.cancel":
+                effects.pop(want.params, None)
+            elif want.kind in check_app.EFFECTS and (want.key or want.hash) not in known:
                 # A key that was used before is no new wish, whatever became of the first.
-                known.add(want.hash)
+                known.add(want.key or want.hash)
                 effects[want.hash] = want
     return list(effects.values()), [want.hash for want in timers.values()]
 

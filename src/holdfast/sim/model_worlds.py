@@ -31,8 +31,8 @@ class World:
     delivered: dict[int, tuple[str | None, list[Any]]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)  # acknowledged: somebody relies on it
     keys: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
-    # What keys of effects stand for, by (generation, key).
-    ordered: dict[tuple[int, str], bytes] = field(default_factory=dict)
+    # What keys of effects stand for, in whatever generation they were used.
+    ordered: dict[str, bytes] = field(default_factory=dict)
     status: str = "active"
     worker: str | None = None
     held: bool = False

@@ -84,7 +84,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     "call: one key for all": (Edit(_perform, "intent.intent_hash.hex()", "'key'"),),
     "call: of a deleted world": (Edit("roles.admission:admit", "gone[one.group]", "False"),),
     "rate: blocks overlap": (
-        Edit("effects.rate:grant", "max(txn.now_ns, txn.count(key))", "txn.now_ns"),
+        Edit("effects.rate:grant", ", txn.count(key))", ", 0)"),
     ),
     "rate: slots too short": (
         Edit("effects.rate:grant", "-int(-(S + LATE_NS) // rate_per_s)", "int(S // rate_per_s) - 1"),
@@ -188,7 +188,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "mail abroad: lost on the way to its lane": (
-        Edit("roles.fabric:Sorting.__call__", "work.join(outbox.forward, intent, to)", "pass"),
+        Edit("roles.sorting:Sorting.__call__", "work.join(outbox.forward, intent, to)", "pass"),
     ),
     "mail abroad: told, and still pending": (
         Edit("world.outbox:_end", "publish.end(txn, universe, intent.intent_hash) is None", "False"),

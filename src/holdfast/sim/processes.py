@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from holdfast.app.app import App
 from holdfast.clock import MS
@@ -24,7 +24,7 @@ from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.runner import Runner
 from holdfast.sim.actor import Actor, Halted, Life
-from holdfast.store.api import Operation
+from holdfast.store.api import Operation, Store
 from holdfast.world.host import Host
 
 BUSY_NS = 50 * MS
@@ -32,6 +32,8 @@ BUSY_NS = 50 * MS
 STOPPED_MILLE = 20
 STOP_TICKS_MAX = 5
 IDLE_MS_MIN = 20
+# Of the answers of a store far away, so many are lost.
+LOST_MILLE = 150
 # A policy with so many expiries gives nothing up, and is left as it is.
 CERTAIN_MIN = 1_000
 
@@ -152,7 +154,7 @@ class Performing(Actor):
             universe=self.app.universe,
             adapters=self.adapters(life),
             worker=f"{self.name}.{life.incarnation}",
-            stores=dict.fromkeys(self.abroad, life.store),
+            stores={universe: cast(Store, _Distant(life)) for universe in self.abroad},
             claim_s=self.claim_s,
             inline=True,
             clock=life.clock,
@@ -175,6 +177,19 @@ class Performing(Actor):
                 idle_ms = min(_survived(life, one.idle_sleep_ms) or 0 for one in pool.runners)
                 idle_s = max(idle_ms, IDLE_MS_MIN) / 1000
                 since = _survived(life, life.store.wait, topics, since, idle_s)
+
+
+class _Distant:
+    """This store, as if it were another one, far away: answers are lost on their way at times."""
+
+    def __init__(self, life: Life) -> None:
+        self._life = life
+
+    def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        answer = self._life.store.transact(fn, *args, **kwargs)
+        if not self._life.calm and self._life.tape.chance(LOST_MILLE):
+            raise CommitUnknown(why="the answer was lost")
+        return answer
 
 
 def _stop(life: Life, role: RunnerRole) -> None:

@@ -40,6 +40,8 @@ DELAYS, CALENDAR = "/timers", "/timers/calendar"
 # Commits that the engine remembers, to validate by and to answer from; answers that a board keeps for
 # repeats, and what it does at once. By module.
 SHORT_MEMORY = {"store.engine": {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}}
+# A step of simulated time is as long as a token of a rate is good for: here it is good for longer.
+COARSE = {"effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS}}
 CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
 SHORT_LEDGER = {
     "ledger.position": {"REPLIES_KEPT": 2, "OVER_KEPT": 2, "RIPEN_MAX": 1},
@@ -222,7 +224,9 @@ class _Backends:
 @contextmanager
 def _short_memory(settings: Settings) -> Iterator[None]:
     """With a short memory, snapshots, outcomes and answers grow too old within one run."""
-    wanted = SHORT_MEMORY if settings.short_memory else {}
+    wanted: dict[str, dict[str, int]] = {**COARSE}
+    if settings.short_memory:
+        wanted |= SHORT_MEMORY
     if settings.short_memory and settings.workload == Workload.LEDGER:
         wanted = {**wanted, **SHORT_LEDGER}
     if settings.crowded:

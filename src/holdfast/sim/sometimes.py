@@ -17,7 +17,7 @@ from holdfast.sim.lease_events import expanded, stuck_now
 from holdfast.sim.settings import HAS_LEDGER
 
 # Over this many seeds everything below must have been seen.
-SEEDS_MIN = 200
+SEEDS_MIN = 400
 
 Plain = dict[str, Any]
 Sight = Callable[[Event], bool]

@@ -177,12 +177,14 @@ class Account(World):
 
     @on(Ordered)
     def ordered(self, event: Ordered, cx: Context) -> None:
-        cx.do(quote.options(key=event.key), event.what, _order(event), tag=event.id)
+        wanted = quote.options(key=event.key, timeout_s=EFFECT_TIMEOUT_S)
+        cx.do(wanted, event.what, _order(event), tag=event.id)
         self._tell(cx)
 
     @on(Bought)
     def bought(self, event: Bought, cx: Context) -> None:
-        wanted = pay.options(key=event.key, priority=event.priority, tag=event.id)
+        options = {"key": event.key, "priority": event.priority, "tag": event.id}
+        wanted = pay.options(timeout_s=EFFECT_TIMEOUT_S, **options)
         intent = cx.do(wanted, event.what, _order(event))
         self.orders = [*self.orders, intent.intent_hash.hex()][-ORDERS_KEPT:]
         self._tell(cx)

@@ -43,6 +43,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "b" <worker> <world>                     index: worlds of a worker
                     <u> "t" <world> <slot>                       pending timers by their key
                     <u> "c" <status>                             counters
+                    <u> "route" <u'>                             when a pool last had a route there
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
     13 worker       <u> <worker>                                 who said lately that it is alive
     14 run          "n" <name>                                   the latest run of this name

@@ -122,6 +122,14 @@ def record(txn: Txn, universe: str, world_id: str) -> WorldRecord:
     return _record_of(row)
 
 
+def gone(txn: Txn, universe: str, world_id: str) -> bool:
+    """Whether a world is deleted, or never was."""
+    try:
+        return record(txn, universe, world_id).status is Status.DELETED
+    except NotFound:
+        return True
+
+
 def create(txn: Txn, universe: str, type: str, name: str, world_id: str) -> WorldRecord:
     """A world under a name that is free. The id is minted by the caller: replays need it equal."""
     check_text("world id", world_id)

@@ -19,6 +19,7 @@ from holdfast.config import (
     EMISSIONS_MAX,
     MESSAGE_BYTES_MAX,
     QUEUE_PRIORITY_MAX,
+    TAG_BYTES_MAX,
     TTL_NS_MAX,
 )
 from holdfast.durable.bounds import check_time
@@ -181,6 +182,8 @@ class Context(Correspondence):
             )
         if key is not None:
             check_text("key", key)
+        if tag:
+            check_text("tag", tag, TAG_BYTES_MAX)
         if type(priority) is not int or abs(priority) > QUEUE_PRIORITY_MAX:
             raise Invalid(what="priority", found=repr(priority)[:64], max=QUEUE_PRIORITY_MAX)
         frame = self._frame

@@ -62,14 +62,16 @@ def deliver_many(txn: Txn, items: list[tuple[Address, str | None, Ingress]]) -> 
 @operation
 def enqueue(txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress) -> Delivered:
     """Accept one ingress for a world that is known by id."""
-    if catalog.record(txn, universe, world_id).status is catalog.Status.DELETED:
-        raise NotFound(what="world", universe=universe, world_id=world_id, why="it is deleted")
     return deliver_to(txn, universe, world_id, key, ingress)
 
 
 def deliver_to(
     txn: Txn, universe: str, world_id: str, key: str | None, ingress: Ingress
 ) -> Delivered:
+    # What is deleted has no worker: whoever has one need not be looked up.
+    placed = catalog.assignment(txn, universe, world_id) is not None
+    if not placed and catalog.record(txn, universe, world_id).status is catalog.Status.DELETED:
+        raise NotFound(what="world", universe=universe, world_id=world_id, why="it is deleted")
     subject = catalog.subject_of(universe, world_id)
     if ingress.kind is not Kind.RECEIPT and inbox.depth(txn, subject) >= INBOX_DEPTH_MAX:
         raise Overloaded(

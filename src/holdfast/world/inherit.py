@@ -24,6 +24,7 @@ from holdfast.durable import item as items
 from holdfast.durable import journal, queue, snapshot
 from holdfast.errors import Invalid, KeyConflict
 from holdfast.messages import (
+    EFFECT_CANCEL,
     RESERVED,
     TIMER_CANCEL,
     TIMER_SET,
@@ -146,6 +147,9 @@ def _want(
         timers[timer.key] = intent if timer.cron else replace(intent, enqueued_at_ns=at_ns)
     elif intent.effect_kind == TIMER_CANCEL:
         timers.pop(codec.unpack(intent.params), None)
+    elif intent.effect_kind == EFFECT_CANCEL:
+        # Its world has stopped wanting it, whether the receipt that says so came or not.
+        effects.pop(intent.params, None)
     elif intent.effect_kind not in RESERVED:
         effects.setdefault(intent.intent_hash, intent)
 

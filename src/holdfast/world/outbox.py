@@ -4,6 +4,7 @@
     forward    to the lane of another store: a queue of its own, so that a store that is slow or gone
                delays no mail but its own
     conclude   what another store answered, in the commit that ends the item
+    announce   that some pool has a route to a universe: then any other may put mail into its lane
 
 These join the commit of a queue item. Sending is answered at most once: a message that was cancelled
 or answered meanwhile has no pending row, and what is found out about it later counts for nothing.
@@ -12,10 +13,11 @@ or answered meanwhile has no pending row, and what is found out about it later c
 from __future__ import annotations
 
 from holdfast import codec
-from holdfast.config import NAME_BYTES_MAX, RETRY_FULL_NS
+from holdfast.config import NAME_BYTES_MAX, RETRY_FULL_NS, ROUTE_KEPT_NS
 from holdfast.durable import queue
 from holdfast.errors import NotFound
 from holdfast.messages import FABRIC_SEND, FabricSendParams, Intent
+from holdfast.store import schema
 from holdfast.store.api import Txn, operation
 from holdfast.world import catalog, fabric, publish
 from holdfast.world.fabric import Accepted
@@ -50,6 +52,18 @@ def forward(txn: Txn, intent: Intent, dest_universe: str) -> None:
 
 
 @operation
+def announce(txn: Txn, universe: str, dest_universe: str) -> None:
+    """Say that mail from one universe to another has somebody who brings it."""
+    txn.put(_route_key(universe, dest_universe), schema.int_bytes(txn.now_ns))
+
+
+def routed(txn: Txn, universe: str, dest_universe: str) -> bool:
+    """Whether some pool has announced a route, not too long ago."""
+    row = txn.get(_route_key(universe, dest_universe))
+    return row is not None and txn.now_ns < schema.int_of(row) + ROUTE_KEPT_NS
+
+
+@operation
 def conclude(txn: Txn, intent: Intent, found: Accepted) -> None:
     """Tell the sender what became of its message."""
     _end(txn, intent, fabric.read(intent), found)
@@ -59,6 +73,10 @@ def open_mail(txn: Txn, intent: Intent) -> bool:
     """Whether somebody still wants this delivered."""
     found = publish.pending(txn, intent.universe_id, intent.intent_hash)
     return found is not None and not found.dead
+
+
+def _route_key(universe: str, dest_universe: str) -> bytes:
+    return schema.prefix(schema.Space.WORLD, universe, "route", dest_universe)
 
 
 def _end(txn: Txn, intent: Intent, mail: FabricSendParams, found: Accepted) -> None:

@@ -34,6 +34,7 @@ from holdfast.messages import (
     Intent,
     Receipt,
     Status,
+    intent_hash,
     receipt_ingress,
 )
 from holdfast.store import schema, tuples
@@ -177,8 +178,10 @@ def _dispatch(txn: Txn, intents: list[Intent]) -> None:
 
 def _used(txn: Txn, intent: Intent) -> bool:
     """Whether the user's key was used before. If it was for something else, the world is told."""
+    assert intent.key is not None
     kept = scope(intent.universe_id)
-    name = intent.intent_hash.hex()
+    # Whatever generation it was used in: a store that is restored remembers it.
+    name = intent_hash(0, intent.world_id, intent.key).hex()
     content = intent.wanted()
     try:
         if dedupe.check(txn, kept, name, content) is not None:

@@ -54,8 +54,10 @@ __all__ = [
 
 KIND = "llm.chat"
 
-# After these nothing was answered, so nothing is billed.
-_UNBILLED = (Answered, Invalid, NotConfigured, NotInstalled, Unavailable)
+# After these the model was never asked, so nothing is billed ...
+_UNBILLED = (Answered, Invalid, NotConfigured, NotInstalled)
+# ... nor after these answers: not reached, too many requests, no capacity.
+_UNBILLED_STATUS = (None, 429, 503)
 
 
 class Chat(Effect[[list[dict[str, Any]], str, Any], Reply]):
@@ -82,6 +84,8 @@ class Chat(Effect[[list[dict[str, Any]], str, Any], Reply]):
         return llm.charges(self.endpoint.price(model), result.value.usage)
 
     def unbilled(self, error: Exception) -> bool:
+        if isinstance(error, Unavailable):
+            return error.fields.get("status") in _UNBILLED_STATUS
         return isinstance(error, _UNBILLED)
 
     async def _chat(
