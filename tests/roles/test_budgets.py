@@ -494,14 +494,22 @@ def test_the_more_of_a_world_are_waiting_the_longer_its_next_is_put_off(desk: De
 def test_a_world_is_put_off_for_less_than_another_that_has_more_waiting(desk: Desk) -> None:
     full(desk)
     pool = desk.pool()
-    many = desk.asker("many", *[Ask() for _ in range(40)])
+    many = desk.asker("many", *[Ask() for _ in range(300)])
     desk.work(pool)
-    few = desk.asker("few", Ask())
+    desk.asker("few", Ask())
     many.send(Ask())
     desk.work(pool)
-    assert few.state().told == many.state().told == []
-    apart_ns = wait_ns(desk, 43) - wait_ns(desk, 42)
-    assert apart_ns >= 35 * admission.LATER_EACH_NS
+    assert desk.counts("speech").delayed == 302
+    apart_ns = wait_ns(desk, 303) - wait_ns(desk, 302)
+    assert apart_ns >= 300 * admission.LATER_EACH_NS - 2 * admission.LATER_STEP_NS > 0
+
+
+def test_those_that_have_to_wait_are_asked_again_many_at_a_time(desk: Desk) -> None:
+    full(desk)
+    desk.asker("many", *[Ask() for _ in range(90)])
+    desk.work(desk.pool())
+    assert desk.counts("speech").delayed == 90
+    assert len({wait_ns(desk, seq) // MS for seq in range(2, 92)}) <= 3
 
 
 def test_of_a_world_that_has_to_wait_one_is_asked_in_a_batch(

@@ -338,6 +338,27 @@ def test_delivery_is_idempotent_under_retries(
     assert set(ada.state().told) <= {"ok", "already_enqueued"}
 
 
+@pytest.mark.spec(
+    "004",
+    "Protocol F: `fabric_send(dest_world, message_id)`",
+    "pools are interchangeable: mail that one without a route takes up is brought by one that has it",
+)
+def test_whichever_pool_takes_mail_up_it_arrives(north: Town, east: Town) -> None:
+    bob = east.office("bob")
+    routed = north.pool("routed", stores={"east": east.store})
+    others = [north.pool(f"other-{n}") for n in range(3)]
+    ada = north.office("ada", *[Write("bob", str(n), universe="east") for n in range(20)])
+    for pool in (*others, routed, *others):
+        north.work(pool, seconds=1)
+    ada.send(Write("bob", "20", universe="east"))
+    for pool in (*others, routed):
+        north.work(pool, seconds=31)
+    east.think()
+    north.think()
+    assert sorted(bob.state().read, key=int) == [str(n) for n in range(21)]
+    assert ada.state().told == ["ok"] * 21
+
+
 # -- anchors and tests ---------------------------------------------------------------------------
 
 

@@ -33,6 +33,8 @@ LATER_NS = 1 * S
 LATER_EACH_NS = 1 * MS
 # ... and, far less, for each of any world: many lines cost little more than one.
 LATER_ALL_NS = MS // 5
+# They are asked again many at a time, of which one answers for its world.
+LATER_STEP_NS = 100 * MS
 
 DROP = Verdict("drop")
 LATER = Verdict("later", code="budget_reserved")
@@ -66,8 +68,8 @@ def admit(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> lis
             verdict = _judge(txn, terms, one)
         if verdict is LATER:
             full.add(one.group)
-            waits_ns = budget.line_up(txn, terms.universe, one.group, LATER_EACH_NS)
-            verdict = replace(LATER, delay_ns=later_ns + waits_ns)
+            line_ns = budget.line_up(txn, terms.universe, one.group, LATER_EACH_NS)
+            verdict = replace(LATER, delay_ns=_until_step(txn.now_ns, later_ns + line_ns))
         verdicts.append(verdict)
     return verdicts
 
@@ -84,6 +86,11 @@ def _dropped(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
     publish.forget(txn, terms.universe, intent.intent_hash)
     budget.close.fn(txn, terms.universe, intent.intent_hash.hex(), None)
     return DROP
+
+
+def _until_step(now_ns: int, delay_ns: int) -> int:
+    """The delay, and what is missing to the next step."""
+    return delay_ns + -(now_ns + delay_ns) % LATER_STEP_NS
 
 
 def _reserved(txn: Txn, terms: Terms, one: Candidate) -> bool:

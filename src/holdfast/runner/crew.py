@@ -344,8 +344,12 @@ class Tasks(Crew):
             task.add_done_callback(self._tasks.discard)
 
     def _stop(self, hand: Hand) -> None:
+        self._loop.call_soon_threadsafe(self._cancel, hand)
+
+    def _cancel(self, hand: Hand) -> None:
+        """In the loop's thread: the task is the one that the hand is at."""
         if hand.task is not None:
-            self._loop.call_soon_threadsafe(hand.task.cancel)
+            hand.task.cancel()
 
     async def _attempt(self, work: Work) -> Outcome:
         return await self._run(work)
@@ -356,6 +360,8 @@ class Tasks(Crew):
             try:
                 # A task of its own: what one call leaves behind reaches no other.
                 hand.task = self._loop.create_task(self._attempt(work))
+                if hand.written_off:
+                    hand.task.cancel()
                 end = await hand.task
             except asyncio.CancelledError as crash:
                 if hand.written_off:

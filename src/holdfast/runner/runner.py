@@ -252,8 +252,10 @@ class Runner:
         """How many more items may be handled at once."""
         if self._suspects or (self._alone is not None and self._alone.wanted):
             return 0
+        if self._throttle is not None:
+            return self._policy.max_batch - len(self._paced)
         if self._crew is not None:
-            return self._crew.room - len(self._paced)
+            return self._crew.room
         return self._concurrency if self._has_crew else self._policy.max_batch
 
     def tick(self) -> Tick:
@@ -263,6 +265,8 @@ class Runner:
                 raise NotRunning(worker=self.worker)
             policy, tick = self._policy, Tick()
             self._collect(policy, tick)
+            if self._paced and self._crew is not None and self._state is State.RUNNING:
+                self._start(self._crew, [], tick)
             self._attend(policy, tick)
             self._desk.settle(policy, tick)
             # While the store does not take what is finished, nothing more is begun.
@@ -316,8 +320,9 @@ class Runner:
         try:
             if not self._claimer.looks():
                 return 0
-            near = throttle.stock(limit)
-            return near if self._has_crew or not near else throttle.take(near)
+            held = len(self._paced)
+            near = throttle.stock(limit + held) - held
+            return near if self._has_crew or near <= 0 else throttle.take(near)
         except HoldfastError as error:
             _check_transient(error)
             tick.busy += 1
@@ -420,7 +425,9 @@ class Runner:
 
     def _try_suspect(self, crew: Crew) -> None:
         now_ns = self._clock.mono_ns()
-        if self._alone is not None and self._alone.ask(self, now_ns):
+        if self._alone is None or not self._alone.ask(self, now_ns):
+            return
+        if self._throttle is None or self._throttle.take(1):
             self._alone_since_ns = now_ns
             self._give(crew, [self._suspects.popleft()])
 
@@ -448,16 +455,21 @@ class Runner:
         sound.sort(key=lambda work: -work.claim.expiries)
         self._start(crew, sound, tick)
         if self._suspects:
-            self._try_suspect(crew)
+            try:
+                self._try_suspect(crew)
+            except HoldfastError as error:
+                _check_transient(error)
+                tick.busy += 1
 
     def _start(self, crew: Crew, works: list[Work], tick: Tick) -> None:
         """Give works to the crew: those that the throttle lets begin now, in the order they came."""
         if self._throttle is not None:
             self._paced += works
             works = []
-            if self._paced:
+            wanted = min(len(self._paced), crew.free)
+            if wanted:
                 try:
-                    begun = self._throttle.take(len(self._paced))
+                    begun = self._throttle.take(wanted)
                 except HoldfastError as error:
                     _check_transient(error)
                     tick.busy += 1

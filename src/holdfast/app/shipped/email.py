@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from holdfast.adapters.email import Mail, Sent
+from holdfast.adapters.email import TIMEOUT_S_MAX, Mail, Sent
 from holdfast.adapters.email import send as send_mail
 from holdfast.adapters.smtp import Server
 from holdfast.app.declare import Call, Effect
@@ -33,7 +33,8 @@ def declare(
         return send_mail(by, to, subject, body, options, key=call.idempotency_key)
 
     send.__doc__ = __doc__
-    return Effect(kind, send, **options)
+    # The options of a call say how long it may take: the effect leaves it that.
+    return Effect(kind, send, **{"timeout_s": TIMEOUT_S_MAX + 10.0, **options})
 
 
 send = declare()

@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 from holdfast.adapters.guard import Reach
-from holdfast.adapters.http import Http, Options, Response
+from holdfast.adapters.http import TIMEOUT_S_MAX, Http, Options, Response
 from holdfast.app.declare import Call, Effect
 
 __all__ = ["Options", "Reach", "Response", "declare", "request"]
@@ -44,7 +44,8 @@ def declare(
         return await within().request(method, url, options, key=call.idempotency_key)
 
     request.__doc__ = __doc__
-    return Effect(kind, request, **options)
+    # The options of a call say how long it may take: the effect leaves it that.
+    return Effect(kind, request, **{"timeout_s": TIMEOUT_S_MAX + 10.0, **options})
 
 
 request = declare()
