@@ -72,7 +72,7 @@ def fork(rt: hf.Runtime) -> None:
         own = hf.llm.account(rt.store, universe=rt.universe, world=world, unit="money")
         state = world.state()
         print(f"  {world.name:15} {state.answer:36} ", end="")
-        print(f"cost {state.spent:.6f}, paid by this world {own.spent / 1e6:.6f}")
+        print(f"cost {state.spent:.6f}, booked for this world {own.spent / 1e6:.6f}")
 
 
 def run_dry(rt: hf.Runtime, outside: str) -> None:

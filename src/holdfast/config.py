@@ -46,8 +46,9 @@ DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
 SWEEP_EVERY_NS = 10 * S
 # Mail to a full inbox is tried again after this long.
 RETRY_FULL_NS = S
-# A universe that nobody has a route to is looked for so often, after pauses that grow up to this, and
-# with each message that waits: about an hour in all. Then its mail ends as `no_route`.
+# A universe that nobody has a route to is looked for so often, after pauses that grow up to this: about
+# an hour in all. Then its mail ends as `no_route`. Each message that waits makes pauses longer, so that
+# no more than a thousand are looked at in a second.
 ROUTE_LOOKS_MAX = 168
 ROUTE_LOOK_NS_MAX = 30 * S
 ROUTE_LOOK_EACH_NS = S // 1000
@@ -114,3 +115,5 @@ TRIED_ERROR_CHARS_MAX = 200
 TAG_BYTES_MAX = 1024
 # What joins the outcomes of one commit: receipts, mostly. More goes into the next one.
 SETTLED_BYTES_MAX = 8 * 1024 * 1024
+# What is read of an inbox at once.
+INBOX_READ_BYTES_MAX = 16 * 1024 * 1024

@@ -328,9 +328,13 @@ class Stage:
         for crew in self.crews:
             crew.waiting()
             crew.close()
-        self.play.let_go(*self.play.inside)
-        until(lambda: not self.play.inside and not asyncio.all_tasks(self.loop))
+        until(self._empty)
         self.loop.call_soon_threadsafe(self.loop.stop)
+
+    def _empty(self) -> bool:
+        """Whether everybody has left; whoever came in meanwhile is let go, too."""
+        self.play.let_go(*list(self.play.inside))
+        return not self.play.inside and not asyncio.all_tasks(self.loop)
 
 
 @pytest.fixture(params=["threads", "tasks"])

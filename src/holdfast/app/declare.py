@@ -21,7 +21,7 @@ import inspect
 import math
 import typing
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -266,15 +266,6 @@ class Declare(typing.Protocol):
     def __call__(self, fn: Callable[P, T], /) -> Effect[P, T]: ...
 
 
-class Declared(Protocol):
-    """What `@hf.effect(…)` makes of a function: the same of `def` and of `async def`."""
-
-    @overload
-    def __call__(self, fn: Callable[P, Awaitable[T]], /) -> Effect[P, T]: ...
-    @overload
-    def __call__(self, fn: Callable[P, T], /) -> Effect[P, T]: ...
-
-
 def effect(
     kind: str,
     *,
@@ -285,8 +276,9 @@ def effect(
 ) -> Declare:
     """Declare an effect: any code, `def` or `async def`, whose first argument is `call`."""
     check_text("effect kind", kind, EFFECT_KIND_BYTES_MAX)
-    if "/" in kind:
-        raise Invalid(what="effect kind", found=kind, why="it contains /")
+    for letter in "/>":
+        if letter in kind:
+            raise Invalid(what="effect kind", found=kind, why=f"it contains {letter}")
 
     def declare(fn: Callable[..., Any], /) -> Any:
         return Effect(

@@ -18,7 +18,7 @@ from hashlib import sha256
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
+from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES, INBOX_READ_BYTES_MAX
 from holdfast.durable import dedupe
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import Invalid, NotFound
@@ -90,8 +90,9 @@ def put_many(txn: Txn, items: list[tuple[str, str | None, bytes]]) -> list[Put]:
 
 
 def read(txn: Txn, world: str, limit: int) -> list[Ingress]:
-    """The next ingress after the cursor."""
+    """The next ingress after the cursor, `INBOX_READ_BYTES_MAX` of it and a last one at most."""
     check_limit(limit)
+    size = 0
     prefix = _keys(world).entries
     lo = prefix + tuples.pack_int(cursor(txn, world) + 1)
     found = []
@@ -99,6 +100,9 @@ def read(txn: Txn, world: str, limit: int) -> list[Ingress]:
         kept = _decode(row)
         body = blobs.get(txn, kept.blob) if kept.blob else kept.body
         found.append(Ingress(tuples.unpack_last_int(key, len(prefix)), kept.key, body, kept.at_ns))
+        size += len(body)
+        if size > INBOX_READ_BYTES_MAX:
+            break
     return found
 
 

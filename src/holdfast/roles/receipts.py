@@ -82,7 +82,7 @@ def redrive_effects(txn: Txn, universe: str, kind: str, seqs: list[int]) -> list
             redrive_of=old.intent_hash,
         )
         queue.discard_dead.fn(txn, name, [seq])
-        publish.forget(txn, universe, old.intent_hash)
+        publish.forget_dead(txn, universe, old.intent_hash, seq)
         publish.dispatch(txn, again)
         made.append(again.intent_hash)
     return made

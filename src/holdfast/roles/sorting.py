@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from holdfast import codec
 from holdfast.clock import S
-from holdfast.config import ROUTE_LOOK_EACH_NS, ROUTE_LOOK_NS_MAX, ROUTE_LOOKS_MAX
+from holdfast.config import ROUTE_LOOK_EACH_NS, ROUTE_LOOKS_MAX
 from holdfast.durable import queue
 from holdfast.errors import HoldfastError
 from holdfast.messages import Intent
@@ -59,8 +59,6 @@ class Sorting:
 
     def _not_yet(self, work: Work, to: str) -> NoRoute:
         """It waits, with this as its reason; where many wait, each is looked at less often."""
-        waiting = self._store.read(queue.counts, work.claim.queue).delayed
-        pause_ns = waiting * ROUTE_LOOK_EACH_NS
-        if pause_ns <= ROUTE_LOOK_NS_MAX:
-            return NoRoute(universe=to)
-        return NoRoute(universe=to, retry_after_s=pause_ns / S)
+        counts = self._store.read(queue.counts, work.claim.queue)
+        pause_s = (counts.ready + counts.delayed) * ROUTE_LOOK_EACH_NS // S
+        return NoRoute(universe=to, retry_after_s=pause_s) if pause_s else NoRoute(universe=to)

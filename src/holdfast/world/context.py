@@ -108,11 +108,13 @@ class Context(Correspondence):
     def cancel(self, intent: Intent | bytes) -> Intent:
         """Stop wanting an effect, by its intent or its `intent_hash`.
 
-        If nobody is doing it, its receipt is the error `cancelled`; else it ends as it ends.
+        Its receipt is the error `cancelled`, at once. If it is being done, it is stopped as well as
+        that can be; it may have happened. What has had its receipt stays as it is.
         """
-        return self._emit(
-            EFFECT_CANCEL, intent if isinstance(intent, bytes) else intent.intent_hash
-        )
+        wanted = intent.intent_hash if isinstance(intent, Intent) else intent
+        if type(wanted) is not bytes:
+            raise Invalid(what="cancel", found=repr(intent)[:64], expected="an intent, or its hash")
+        return self._emit(EFFECT_CANCEL, wanted)
 
     def after(self, seconds: float, event: Any, *, key: str | None = None) -> Intent:
         """Deliver an event to this world after a time. The key is a slot: setting it replaces."""
@@ -159,6 +161,8 @@ class Context(Correspondence):
         type, value = self._vocabulary.encode_event(event)
         if key is not None:
             check_text("timer key", key)
+            if key.startswith("@"):
+                raise Invalid(what="timer key", found=key[:64], why="@ is for timers without a key")
         slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
         return self._emit(TIMER_SET, packed(TimerSet(slot, type, value, **when)))
 

@@ -116,8 +116,15 @@ def moved(txn: Txn, intent: Intent, seq: int, lane: str = "") -> None:
 
 
 def forget(txn: Txn, universe: str, intent_hash: bytes) -> None:
-    """Its dead letter is gone."""
+    """Its dead letter, or its item, is gone."""
     txn.delete(_pending_key(universe, intent_hash))
+
+
+def forget_dead(txn: Txn, universe: str, intent_hash: bytes, seq: int) -> None:
+    """The dead letter of this number is gone. The same key may have been wanted anew since."""
+    found = pending(txn, universe, intent_hash)
+    if found is not None and found.dead and found.seq == seq:
+        forget(txn, universe, intent_hash)
 
 
 def receipt_key(intent_hash: bytes) -> str:
@@ -183,6 +190,10 @@ def _used(txn: Txn, intent: Intent) -> bool:
     # Whatever generation it was used in: a store that is restored remembers it.
     name = intent_hash(0, intent.world_id, intent.key).hex()
     content = intent.wanted()
+    waits = pending(txn, intent.universe_id, intent.intent_hash)
+    if waits is not None and not waits.dead and dedupe.recall(txn, kept, name) is None:
+        # It has waited for longer than keys are remembered: it is the same wish all the same.
+        return True
     try:
         if dedupe.check(txn, kept, name, content) is not None:
             return True
