@@ -76,6 +76,24 @@ def test_an_answer_without_usage_is_booked_at_its_bound(server: Server) -> None:
     assert reply.usage == llm.bound(HELLO, ChatOptions(max_tokens=9))
 
 
+def test_half_a_usage_is_none(server: Server) -> None:
+    told = completion(usage=None).replace(b'"usage":null', b'"usage":{"completion_tokens":3}')
+    server.routes[PATH] = answer(200, told)
+    assert chat(server).estimated
+
+
+def test_an_answer_in_parts_is_one_text(server: Server) -> None:
+    parts = [{"type": "text", "text": "He"}, {"type": "text", "text": "llo"}]
+    choice = {"message": {"content": parts}, "finish_reason": "stop"}
+    server.routes[PATH] = answer(200, completion(choices=[choice]))
+    assert chat(server).text == "Hello"
+
+
+def test_a_callers_bound_does_not_make_text_cheaper() -> None:
+    long = [{"role": "user", "content": "x" * 1000}]
+    assert llm.bound(long, ChatOptions(input_tokens_max=1)).input_tokens > 1000
+
+
 @pytest.mark.parametrize("status", [408, 409, 429, 500, 502, 503, 504, 529])
 def test_a_status_that_passes_is_tried_again(server: Server, status: int) -> None:
     server.routes[PATH] = answer(status, headers={"retry-after": "3"})

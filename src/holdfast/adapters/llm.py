@@ -269,7 +269,8 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
 
 
 class _Message(msgspec.Struct):
-    content: str | None = None
+    # Some endpoints answer in parts.
+    content: str | list[dict[str, Any]] | None = None
     tool_calls: list[dict[str, Any]] | None = None
 
 
@@ -279,7 +280,7 @@ class _Choice(msgspec.Struct):
 
 
 class _Told(msgspec.Struct):
-    prompt_tokens: int
+    prompt_tokens: int | None = None
     completion_tokens: int = 0
 
 
@@ -312,19 +313,29 @@ def _reply(text: bytes, model: str, most: Usage) -> Reply:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise BadAnswer(model=model, why=str(error)[:200]) from None
     told = found.usage
-    counts = (0, 0) if told is None else (told.prompt_tokens, told.completion_tokens)
+    counts = (0, 0)
+    if told is not None and told.prompt_tokens is not None:
+        counts = (told.prompt_tokens, told.completion_tokens)
+    else:
+        told = None  # half a usage is none
     if not found.choices or min(counts) < 0 or max(counts) > TOKENS_TOLD_MAX:
         raise BadAnswer(model=model, why="no choice, or a usage that cannot be")
     first = found.choices[0]
     return Reply(
-        first.message.content or "",
+        _joined(first.message.content),
         found.model or model,
         first.finish_reason or "",
-        most if told is None else Usage(told.prompt_tokens, told.completion_tokens),
+        most if told is None else Usage(*counts),
         first.message.tool_calls or [],
         found.id,
         told is None,
     )
+
+
+def _joined(content: str | list[dict[str, Any]] | None) -> str:
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) for part in content)
+    return content or ""
 
 
 def _usable(key: str) -> str:
