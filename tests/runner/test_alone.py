@@ -17,7 +17,7 @@ from holdfast.durable import queue
 from holdfast.durable.queue import Budget
 from holdfast.runner import Policy, Runner, Tick, Work
 from holdfast.runner.alone import PATIENCE_NS, SUSPECT, Alone
-from holdfast.runner.runner import SOLITUDE_NS
+from holdfast.runner.tending import SOLITUDE_NS
 from holdfast.store.api import Store
 from tests.runner.rig import Crash, Rig
 

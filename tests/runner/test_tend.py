@@ -15,7 +15,7 @@ from holdfast.clock import MS, S
 from holdfast.durable import queue
 from holdfast.errors import Busy, HoldfastError, StoreCorrupt
 from holdfast.runner import LogEvent, LogKind, Policy, Runner, State, Tick, Work
-from holdfast.runner.runner import ATTEND_NS, UNBEGUN_NS
+from holdfast.runner.tending import ATTEND_NS, UNBEGUN_NS
 from tests.runner.rig import DROPPED, KEPT, QUEUE, Rig
 
 MODULES = ("holdfast.runner.runner", "holdfast.runner.work", "holdfast.runner.settle")
@@ -478,7 +478,7 @@ def test_a_coroutine_whose_claim_is_withdrawn_is_cancelled(
 def test_what_was_withdrawn_before_a_hand_took_it_is_not_begun(rig: Rig) -> None:
     calls = Calls(rig)
     runner = ahead(rig, calls)
-    [_, second, *_] = [work.seq for work in runner._crew.held]  # type: ignore[union-attr]
+    [_, second, *_] = [work.seq for work in runner._tending.crew.held]  # type: ignore[union-attr]
     rig.store.transact(queue.withdraw, QUEUE, second, True)
     assert runner.tick().lost == 1
     calls.let_go(b"slow")

@@ -26,8 +26,8 @@ from holdfast.world.catalog import Assignment
 from holdfast.world.host import Budgets, SnapshotPolicy
 from holdfast.world.ingress import enqueue
 from holdfast.world.publish import effects
-from holdfast.world.timers import delays
 from holdfast.world.tenure import Granted
+from holdfast.world.timers import delays
 from tests.world import bank
 from tests.world.rig import (
     CRASH_AFTER,

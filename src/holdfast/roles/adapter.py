@@ -43,7 +43,7 @@ from holdfast.roles.fabric import Fabric
 from holdfast.runner import Policy, Runner, Work
 from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.faults import Faults
-from holdfast.runner.runner import Throttle
+from holdfast.runner.tending import Throttle
 from holdfast.store.api import Store
 from holdfast.world import publish
 
