@@ -78,6 +78,7 @@ class WorldHandle(Generic[W]):
         while (step := runtime.store.read(self._handled, put)) is None:
             left = (deadline_ns - runtime.clock.mono_ns()) / 1e9
             if left <= 0:
+                runtime.check()
                 raise Timeout(what="reply", world=self.name, seq=put.seq, waited_s=timeout)
             since = runtime.store.wait(topic, since, left)
         if step.reply is None:
@@ -100,6 +101,7 @@ class WorldHandle(Generic[W]):
         while not condition(state := self.state()):
             left = (deadline_ns - runtime.clock.mono_ns()) / 1e9
             if left <= 0:
+                runtime.check()
                 raise Timeout(what="state", world=self.name, waited_s=timeout)
             since = runtime.store.wait(topic, since, left)
         return state

@@ -83,6 +83,12 @@ class Runtime:
         """A new name that nobody has."""
         return self.clock.entropy(16).hex()
 
+    def check(self) -> None:
+        """Raise what ended a role of this process, if an error did: then nobody does its work."""
+        for role in self.roles:
+            if role.failure is not None:
+                raise role.failure
+
     def close(self) -> None:
         """Stop the roles and let go of the store. What ended a role is in its `failure`."""
         try:

@@ -210,10 +210,12 @@ class Lane:
         self._told &= held
         if not batch:
             return {}
+        now_ns = self._store.now_ns()
         try:
             there = self._peers.store(self._universe)
             answers: list[Accepted] = there.transact(
-                fabric.accept_many, [(intent, claim.enqueued_ns) for claim, intent in batch]
+                fabric.accept_many,
+                [(intent, now_ns - claim.enqueued_ns) for claim, intent in batch],
             )
         except Exception as error:
             self._failures += 1

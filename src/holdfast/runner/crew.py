@@ -96,6 +96,11 @@ class Crew:
         return max(0, self._hands_left() - len(self._held))
 
     @property
+    def spent(self) -> bool:
+        """Whether no hand is left: all were written off, and too many to replace them."""
+        return self._hands_left() == 0
+
+    @property
     def busy(self) -> bool:
         return bool(self._held)
 

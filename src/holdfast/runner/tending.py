@@ -36,6 +36,13 @@ UNBEGUN_NS = 1_000 * MS
 SOLITUDE_NS = 2_000 * MS
 
 
+class HandsLost(HoldfastError):
+    code = "hands_lost"
+    hint = (
+        "calls that never return hold all threads: give what they wait for a time-out; start anew"
+    )
+
+
 class Throttle(Protocol):
     """Something that bounds how many items may be begun now."""
 
@@ -131,6 +138,8 @@ class Tending:
         if crew is None:
             return
         now_ns = self._clock.mono_ns()
+        if running and crew.spent:
+            raise HandsLost(worker=self._hooks.worker, queue=self._queue)
         if not running:
             self._leave(crew, policy, tick, now_ns)
         if policy.tend:

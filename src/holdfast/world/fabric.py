@@ -104,9 +104,13 @@ def read(intent: Intent) -> FabricSendParams:
 
 @operation
 def accept_many(txn: Txn, mails: list[tuple[Intent, int]]) -> list[Accepted]:
-    """Take mail of another store, each with the time since when it may have been tried, in order."""
+    """Take mail of another store, in order, each with its age: for how long it may have been tried.
+
+    An age, and no time: the clocks of two stores may be far apart.
+    """
     check_limit(len(mails), "mails")
-    return [accept(txn, intent, None, issued_ns) for intent, issued_ns in mails]
+    now_ns = txn.now_ns
+    return [accept(txn, intent, None, max(now_ns - age_ns, 0)) for intent, age_ns in mails]
 
 
 def accept(
