@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import Any
 
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError
@@ -113,10 +114,16 @@ class Claimer:
         return [claim for claim in held if not in_hand(claim)][:limit]
 
     def _take(self, limit: int, policy: Policy, again_max: int | None) -> claims.Taken:
+        taken: claims.Taken = self._store.transact(
+            claims.take, *self.asking(limit, policy, again_max)
+        )
+        return taken
+
+    def asking(self, limit: int, policy: Policy, again_max: int | None) -> tuple[Any, ...]:
+        """The arguments of `take`. Asked for, claims may be there whatever is answered."""
         self._turn += 1
         self._unsure = True
-        taken: claims.Taken = self._store.transact(
-            claims.take,
+        return (
             self._queue,
             self._timers,
             self.owner,
@@ -127,7 +134,19 @@ class Claimer:
             None if self._admission is None else self._admission(),
             again_max,
         )
-        return taken
+
+    def answered(self, taken: claims.Taken, tick: Tick) -> deque[Work]:
+        """What was asked for, in hand."""
+        tick.turned_away += taken.turned_away
+        works = self._works(taken.items + taken.timers)
+        self._unsure = False
+        tick.claimed += len(works)
+        return works
+
+    @property
+    def sure(self) -> bool:
+        """Whether there can be no claim of ours that we do not know of."""
+        return not self._unsure
 
     def _works(self, taken: list[Claim]) -> deque[Work]:
         if any(claim.blob for claim in taken):

@@ -242,6 +242,8 @@ class Runner:
             running = self._state is State.RUNNING
             tending.collect(policy, tick, running=running)
             tending.attend(policy, tick, running=running)
+            if self._has_crew and self._state is State.RUNNING and self._desk.outcomes:
+                self._turn(policy, tick)
             self._desk.settle(policy, tick)
             # While the store does not take what is finished, nothing more is begun.
             if self._state is State.RUNNING and not self._desk.outcomes:
@@ -255,15 +257,35 @@ class Runner:
             self._surface(policy)
             return tick
 
+    def _turn(self, policy: Policy, tick: Tick) -> None:
+        """Settle and claim in one commit, if there is something for both and nothing in doubt."""
+        if not (self._desk.sure and self._claimer.sure and self._claimer.looks()):
+            return
+        limit = self._limit(policy, tick)
+        if limit <= 0:
+            return
+        asking = self._claimer.asking(limit, policy, self._again_max(policy))
+        taken = self._desk.turn(policy, tick, asking)
+        if taken is not None:
+            self._tending.take(self._claimer.answered(taken, tick), policy, tick)
+
     def _claim(self, policy: Policy, tick: Tick) -> deque[Work]:
+        limit = max(self._limit(policy, tick), 0)
+        again_max = self._again_max(policy)
+        return self._claimer.claim(limit, policy, tick, self._tending.has, again_max)
+
+    def _limit(self, policy: Policy, tick: Tick) -> int:
         limit = min(policy.max_batch, self.room)
         if self._throttle is not None and limit > 0:
-            limit = self._tending.allowed(self._throttle, limit, tick)
-        again_max = None
-        if policy.tend:
-            crew = self._tending.crew
-            again_max = self._concurrency if crew is None else crew.free
-        return self._claimer.claim(max(limit, 0), policy, tick, self._tending.has, again_max)
+            return self._tending.allowed(self._throttle, limit, tick)
+        return limit
+
+    def _again_max(self, policy: Policy) -> int | None:
+        """How many items that were claimed in vain before would be begun at once."""
+        if not policy.tend:
+            return None
+        crew = self._tending.crew
+        return self._concurrency if crew is None else crew.free
 
     def attend_s(self) -> float:
         """How long the crew may be left to itself."""

@@ -15,6 +15,7 @@ commit, perhaps another worker has it, and nothing may be counted twice.
 from __future__ import annotations
 
 import traceback
+from typing import Any
 
 from holdfast import codec
 from holdfast.clock import S
@@ -25,8 +26,9 @@ from holdfast.config import (
     SETTLED_BYTES_MAX,
 )
 from holdfast.durable import queue as queues
-from holdfast.durable.queue import Failure, Then
+from holdfast.durable.queue import Failure, Then, Token
 from holdfast.errors import CommitUnknown, HoldfastError
+from holdfast.runner import claims
 from holdfast.runner.faults import Fault, code_of, transient
 from holdfast.runner.hooks import Hooks, text_of
 from holdfast.runner.policy import Policy
@@ -36,6 +38,9 @@ from holdfast.store.api import Store, Txn
 
 # An operation and its arguments, as they are sent.
 Packed = tuple[str, bytes]
+Some = list[tuple[Outcome, list[Packed]]]
+# The arguments of `claims.take`.
+Take = tuple[Any, ...]
 
 DONE, DEAD, LOST = "done", "dead", "lost"
 # Anything else that the queue answers is a requeue: at once, or after a delay.
@@ -72,25 +77,54 @@ class Desk:
             some = _some(self.outcomes)
             self._commit_some(some, policy, tick)
 
-    def _commit_some(
-        self, some: list[tuple[Outcome, list[Packed]]], policy: Policy, tick: Tick
-    ) -> None:
-        acks = [(outcome, then) for outcome, then in some if outcome.error is None]
-        fails = [(outcome, then) for outcome, then in some if outcome.error is not None]
-        ends = self._store.transact(
-            queues.settle,
-            [outcome.work.claim.token for outcome, _ in acks],
-            [failure_of(outcome, policy) for outcome, _ in fails],
-            policy.budget,
+    def _commit_some(self, some: Some, policy: Policy, tick: Tick) -> None:
+        acks, fails, then = self.arguments(some, policy)
+        ends = self._store.transact(queues.settle, acks, fails, policy.budget, then)
+        self.closed(some, ends, tick)
+
+    def turn(self, policy: Policy, tick: Tick, take: Take) -> claims.Taken | None:
+        """Settle what is on the desk and claim anew in one commit; what was taken, or None if the
+        store did not take it: then it is settled as ever, next time."""
+        some = _some(self.outcomes)
+        acks, fails, then = self.arguments(some, policy)
+        try:
+            turned: claims.Turned = self._store.transact(claims.turn, acks, fails, then, *take)
+        except CommitUnknown as error:
+            self._doubt()
+            self._refused(error, policy, tick)
+            return None
+        except HoldfastError as error:
+            if not transient(error):
+                raise
+            self._refused(error, policy, tick)
+            return None
+        self.closed(some, turned.ends, tick)
+        return turned.taken
+
+    def arguments(
+        self, some: Some, policy: Policy
+    ) -> tuple[list[Token], list[Failure], list[Then]]:
+        """Acks, failures and what joins them, as `queue.settle` takes them."""
+        ordered = _acks_first(some)
+        return (
+            [one.work.claim.token for one, _ in ordered if one.error is None],
+            [failure_of(one, policy) for one, _ in ordered if one.error is not None],
             [
                 Then(index, name, args)
-                for index, (_, then) in enumerate(acks + fails)
+                for index, (_, then) in enumerate(ordered)
                 for name, args in then
             ],
         )
+
+    def closed(self, some: Some, ends: list[str], tick: Tick) -> None:
+        """The store has taken these."""
         self.outcomes = self.outcomes[len(some) :]
-        for (outcome, _), end in zip(acks + fails, ends, strict=True):
+        for (outcome, _), end in zip(_acks_first(some), ends, strict=True):
             self._close(outcome, end, tick)
+
+    @property
+    def sure(self) -> bool:
+        return not any(outcome.unsure for outcome in self.outcomes)
 
     def _look(self, tick: Tick) -> None:
         """Find out what became of a commit of unknown outcome."""
@@ -136,9 +170,13 @@ class Desk:
             self._close(outcome, LOST, tick)
 
 
-def _some(outcomes: list[Outcome]) -> list[tuple[Outcome, list[Packed]]]:
+def _acks_first(some: Some) -> Some:
+    return sorted(some, key=lambda one: one[0].error is not None)
+
+
+def _some(outcomes: list[Outcome]) -> Some:
     """The first outcomes, as many as fit into one commit, with what joins them."""
-    some: list[tuple[Outcome, list[Packed]]] = []
+    some: Some = []
     size = 0
     for outcome in outcomes[:BATCH_MAX]:
         work = outcome.work
