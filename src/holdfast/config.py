@@ -34,7 +34,7 @@ MESSAGE_ID_BYTES_MAX = 64
 # A cycle that has journaled and emitted this much ends, so that it fits into a commit.
 CYCLE_BYTES_MAX = 16 * 1024 * 1024
 # Cycles of several worlds in one call to the writer, by number and by bytes.
-CYCLES_MAX = 64
+CYCLES_MAX = 32
 CYCLES_BYTES_MAX = 4 * 1024 * 1024
 # Names that other names are made of: of queues, of subjects.
 UNIVERSE_BYTES_MAX = 100

@@ -45,6 +45,8 @@ from holdfast.world.kernel import World
 from holdfast.world.program import Program
 
 T = TypeVar("T")
+# Cycles that were sent to be committed, and the answer to them.
+Sent = tuple[list[tuple[str, Cycle]], Future[Any]]
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
 UPKEEP_S = 0.1
@@ -255,7 +257,7 @@ class WorldWorker(Role):
         stop_ns = self.clock.mono_ns() + int(self.policy.tick_s * S)
         ours = [(w, at) for w, at in wanted.items() if w in self._hosted]
         sound = [(w, at) for w, at in ours if not self._hosted[w].suspect]
-        worked = self._commit(self._prepare(sound, stop_ns))
+        worked = self._commit(sound, stop_ns)
         for world_id, at in ours:
             hosted = self._hosted.get(world_id)
             if hosted is None or not hosted.suspect:
@@ -268,19 +270,32 @@ class WorldWorker(Role):
             except Fenced:
                 del self._hosted[world_id]
                 continue
-            worked |= self._commit(self._prepare([(world_id, at)], stop_ns))
+            worked |= self._commit([(world_id, at)], stop_ns)
         return worked
+
+    def _commit(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> bool:
+        """Run a cycle of each and commit them, some to a call: while the writer commits some, the
+        next are run, and adapters begin with what the first ones want. Each fails alone."""
+        under_way: list[Sent] = []
+        try:
+            for start in range(0, len(wanted), CYCLES_MAX):
+                some = wanted[start : start + CYCLES_MAX]
+                if under_way and self.clock.mono_ns() >= stop_ns:
+                    self._turn = some[0][1]
+                    break
+                under_way += self._send(self._prepare(some, stop_ns))
+        finally:
+            self._settle(under_way)
+        return bool(under_way)
 
     def _prepare(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
         cycles: list[tuple[str, Cycle]] = []
         workless: list[str] = []
-        drained: dict[str, list[inbox.Ingress]] = {}
-        for index, (world_id, at) in enumerate(wanted):
+        drained: dict[str, list[inbox.Ingress]] = self.store.read(self._drain, wanted)
+        for world_id, at in wanted:
             if cycles and self.clock.mono_ns() >= stop_ns:
                 self._turn = at
                 break
-            if index % CYCLES_MAX == 0:
-                drained = self.store.read(self._drain, wanted[index : index + CYCLES_MAX])
             try:
                 hosted = self._hosted[world_id]
                 cycle = hosted.host.prepare(
@@ -306,13 +321,14 @@ class WorldWorker(Role):
             if hosted.host.loaded and not hosted.suspect
         }
 
-    def _commit(self, cycles: list[tuple[str, Cycle]]) -> bool:
-        """Commit all cycles, some to a call; each fails alone."""
+    def _send(self, cycles: list[tuple[str, Cycle]]) -> list[Sent]:
         with self.store.together():
-            under_way: list[tuple[list[tuple[str, Cycle]], Future[Any]]] = [
+            return [
                 (some, self.store.submit(commit, [cycle for _, cycle in some]))
                 for some in _batches(cycles)
             ]
+
+    def _settle(self, under_way: list[Sent]) -> None:
         now_ns = self.store.now_ns()
         trouble: HoldfastError | None = None
         for some, future in under_way:
@@ -324,7 +340,6 @@ class WorldWorker(Role):
                 trouble = self._committed(world_id, cycle, answer, now_ns) or trouble
         if trouble is not None:
             raise trouble
-        return bool(cycles)
 
     def _committed(
         self, world_id: str, cycle: Cycle, error: HoldfastError | None, now_ns: int
