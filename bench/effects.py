@@ -96,7 +96,7 @@ def runtime_targets(place: Place) -> Record:
     with (
         place.store("worlds") as path,
         spawn_worlds("client", path=str(path)) as client,
-        spawn_worlds("worker", path=str(path), name="worker-1", policy={}) as worker,
+        spawn_worlds("worker", path=str(path), name="worker-1", policy={"idle_s": 600.0}) as worker,
         running(place, "one", "effects") as (flows, _, _),
     ):
         accounts = client.ask("worlds", count=LEASES)["names"]

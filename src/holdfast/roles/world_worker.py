@@ -49,8 +49,8 @@ T = TypeVar("T")
 Sent = tuple[list[tuple[str, Cycle]], Future[Any]]
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
-UPKEEP_S = 0.1
-RELEASED_BUSY = 32
+UPKEEP_S = 0.05
+RELEASED_BUSY = 8
 RELEASED_IDLE = 256
 # What a world cannot get over by being tried again.
 _BLOCKING = (ReplayDiverged, Invalid, StoreCorrupt, NotFound)
@@ -62,7 +62,7 @@ class WorkerPolicy:
     # Renew when this much of the time to live is left.
     renewal_margin: float = 0.6
     # A world without work for this long is released and forgotten.
-    idle_s: float = 5.0
+    idle_s: float = 15.0
     worlds_per_tick: int = 512
     # After this long no further world is begun: what is done is committed, and leases are renewed.
     tick_s: float = 1.0
