@@ -201,7 +201,7 @@ def test_a_world_that_is_unassigned_is_not_taken_up_again_by_its_former_worker(
 def test_an_idle_world_is_given_back(rig: Rig) -> None:
     ada = rig.world()
     ada.send(bank.Deposited(1))
-    worker = rig.run()
+    worker = rig.run(rig.worker(idle_s=5.0))
     assert worker.hosted == [rig.id(ada)]
     rig.clock.advance(6 * S)
     worker.tick()
