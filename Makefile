@@ -55,6 +55,10 @@ bench-peers: setup  ## measure worlds beside Restate and DBOS (downloads them in
 bench-effects: setup  ## measure effects and timers beside Restate and DBOS
 	$(BIN)/python -m bench.peers --suite effects --runs 3 --budget-s 1200
 
+.PHONY: bench-tasks
+bench-tasks: setup  ## measure tasks beside pgqueuer, huey, RabbitMQ and Restate
+	$(BIN)/python -m bench.peers --suite tasks --budget-s 3000
+
 # Unless BUDGET is given: both parts need longer than `make bench`.
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 

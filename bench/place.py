@@ -40,6 +40,9 @@ class Sizes:
     timers_lead_s: float = 4.0
     pending_small: int = 1_000
     pending_large: int = 1_000_000
+    tasks_small: int = 10_000
+    tasks_large: int = 200_000
+    idle_s: float = 10.0
     due_batch: int = 500
     due_batches: int = 10
 

@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     began, load_before = time.monotonic(), os.getloadavg()[0]
     suite: Suite = args.suite
     wanted = args.only or suite.names
-    compared, records = _compare(args, [name for name in wanted if name in suite.parts])
+    compared, records = _compare(args, [name for name in suite.parts if name in wanted])
     alone = _alone(args, [name for name in wanted if name in suite.alone], began)
     documents = [record.document() for record in (*records, *alone)]
     run = history.entry(
@@ -93,7 +93,7 @@ def _alone(args: argparse.Namespace, names: list[str], began: float) -> list[Rec
 def _text(suite: Suite, run: dict[str, Any]) -> str:
     compared, parts = run["compared"], []
     if compared["measures"]:
-        parts.append(table.text([table.HEADER, *table.lines(suite, compared)]))
+        parts.append(table.text([table.header(suite), *table.lines(suite, compared)]))
     parts += [f"{name}: not measured: {why}" for name, why in compared["absent"].items()]
     if run["metrics"]:
         parts.append(house.text(run["metrics"]))
@@ -102,10 +102,10 @@ def _text(suite: Suite, run: dict[str, Any]) -> str:
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.peers", description="Measure beside Restate and DBOS."
+        prog="python -m bench.peers", description="Measure beside the peers."
     )
     parser.add_argument(
-        "--suite", choices=SUITES, default=WORLDS.name, help="worlds, or effects and timers"
+        "--suite", choices=SUITES, default=WORLDS.name, help="worlds, effects with timers, or tasks"
     )
     parser.add_argument("--runs", type=int, default=5, help="how often every system takes a turn")
     parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")

@@ -1,18 +1,21 @@
 """The peers, in a directory of their own: `build/peers`. Nothing of it is part of the product.
 
 Python packages come from `requirements-peers.lock`, with hashes; Restate's server from npm, by
-version and sha512. Both are downloaded by whatever pip and npm are configured to use.
+version and sha512; RabbitMQ is the package of a Debian system, installed by apt if it is missing and
+we may. All are downloaded by whatever pip, npm and apt are configured to use.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import platform
 import shutil
 import subprocess
 import sys
 import tarfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from bench.place import ROOT
@@ -29,6 +32,12 @@ RESTATE_SHA512 = {
     "darwin-x64": "ZRS1kk3S4pzIiup2IRRQ3eHoKJSZ43FG4rDe7UbGFWwZ/Yz0xSDa4/3/kiuwaMHXWs/CsKtJe0shx8JCR0DO1g==",
     "darwin-arm64": "pHrZMaaeBJxXTgI19WG/aJvxuUDQ2nhSDEEJVseTZQiTEdJ7hboPlhvYacgXIE2iMnLMmWkN5XIlXqosHK8Byg==",
 }
+RABBIT_PACKAGE = "rabbitmq-server"
+# Rather than the wrapper in PATH, which would run it as another user, in a directory of the system.
+RABBIT_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
+# Kept by Debian for programs that must not be started by their installation.
+NOT_STARTED = {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
+
 _MACHINES = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64", "arm64": "arm64"}
 
 
@@ -84,18 +93,44 @@ def restate_server() -> Path:
     return binary
 
 
+def rabbit_server() -> tuple[Path, Path]:
+    """The server's script and Erlang's port mapper."""
+    if not RABBIT_SERVER.exists():
+        if shutil.which("apt-get") is None or os.geteuid() != 0:
+            raise CannotInstall(
+                f"{RABBIT_PACKAGE} is missing, and installing it needs apt-get and root"
+            )
+        apt = ["apt-get", "--quiet", "--yes"]
+        _run([*apt, "update"])
+        _run([*apt, "install", "--no-install-recommends", RABBIT_PACKAGE], env=NOT_STARTED)
+    mapper = shutil.which("epmd")
+    if mapper is None or not RABBIT_SERVER.exists():
+        raise CannotInstall(f"{RABBIT_PACKAGE} is installed, but not where Debian has it")
+    return RABBIT_SERVER, Path(mapper)
+
+
 def version(python: Path, package: str) -> str:
     code = f"from importlib.metadata import version; print(version({package!r}))"
     found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60)
     return f"{package} {found.stdout.strip()}"
 
 
-def _run(argv: list[str | Path], cwd: Path | None = None) -> None:
+def package_version(package: str) -> str:
+    """Of a package of the system."""
+    argv = ["dpkg-query", "--show", "--showformat", "${Version}", package]
+    found = subprocess.run(argv, capture_output=True, text=True, timeout=60)
+    return found.stdout.strip()
+
+
+def _run(
+    argv: list[str | Path], cwd: Path | None = None, env: Mapping[str, str] | None = None
+) -> None:
     what = Path(argv[0]).name
     try:
         subprocess.run(
             [str(part) for part in argv],
             cwd=cwd,
+            env={**os.environ, **(env or {})},
             check=True,
             capture_output=True,
             text=True,

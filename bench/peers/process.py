@@ -138,10 +138,17 @@ class Load(Process):
 class Up(Process):
     """Roles of an application, as users run them: `holdfast up MODULE:APP`, ready when it says so."""
 
-    def __init__(self, app: str, store: Path, *roles: str, worker: str) -> None:
+    def __init__(
+        self,
+        app: str,
+        store: Path,
+        *roles: str,
+        worker: str,
+        env: Mapping[str, str] | None = None,
+    ) -> None:
         chosen = [part for role in roles for part in ("--role", role)]
         argv = [sys.executable, "-m", "holdfast.cli", "up", app, "--store", str(store)]
-        super().__init__([*argv, "--worker", worker, *chosen], talks=True, hears=False)
+        super().__init__([*argv, "--worker", worker, *chosen], talks=True, hears=False, env=env)
         self.name = f"holdfast up {' '.join(roles)}".strip()
         try:
             if not (line := self.line()).startswith("ready"):

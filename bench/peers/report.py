@@ -22,7 +22,7 @@ def page(suite: Suite, run: dict[str, Any]) -> str:
         f"at a load of {run['load_before']:g} before it began.",
         *(["", run["note"]] if run.get("note") else []),
         "",
-        *_markdown([table.HEADER, *table.lines(suite, compared)]),
+        *_markdown([table.header(suite), *table.lines(suite, compared)]),
         "",
         *(f"- {name}: not measured: {why}" for name, why in compared["absent"].items()),
         "## Settings",

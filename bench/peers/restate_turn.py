@@ -10,6 +10,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,17 @@ class Restate:
     @contextlib.contextmanager
     def running(self, directory: Path, *arguments: str) -> Iterator[Load]:
         """Server, service and the client's process; `arguments` are for service and client."""
-        node, ingress, admin, service = (free_port() for _ in range(4))
+        service = free_port()
+        serve = [self._python, HERE / self.service, str(service), str(self._services), *arguments]
+        with Process(serve), self.server(directory) as server:
+            server.register(service)
+            client = [self._python, HERE / self.load, str(server.ingress), *arguments]
+            with Load(client) as load:
+                yield load
+
+    @contextlib.contextmanager
+    def server(self, directory: Path) -> Iterator[Server]:
+        node, ingress, admin = (free_port() for _ in range(3))
         base = directory / "restate"
         base.mkdir()
         env = {
@@ -79,18 +90,28 @@ class Restate:
             "RESTATE_INGRESS__BIND_ADDRESS": f"127.0.0.1:{ingress}",
             "RESTATE_ADMIN__BIND_ADDRESS": f"127.0.0.1:{admin}",
         }
-        serve = [self._python, HERE / self.service, str(service), str(self._services), *arguments]
-        server = [self._server, "--no-logo", "--node-name", "bench", "--base-dir", base]
-        with Process(serve), Process(server, env=env, cwd=base) as node_process:
+        argv = [self._server, "--no-logo", "--node-name", "bench", "--base-dir", base]
+        with Process(argv, env=env, cwd=base) as process:
             try:
                 _until_up(f"http://127.0.0.1:{admin}/health")
                 _until_up(f"http://127.0.0.1:{ingress}/restate/health")
-                _register(admin, service)
             except ProcessFailed as error:
-                raise ProcessFailed(f"{error}: {node_process.errors()}") from None
-            client = [self._python, HERE / self.load, str(ingress), *arguments]
-            with Load(client) as load:
-                yield load
+                raise ProcessFailed(f"{error}: {process.errors()}") from None
+            yield Server(process, ingress, admin)
+
+
+@dataclass(frozen=True)
+class Server:
+    process: Process
+    ingress: int
+    admin: int
+
+    def register(self, service: int) -> None:
+        """Make the services known that are served at this port."""
+        try:
+            _register(self.admin, service)
+        except ProcessFailed as error:
+            raise ProcessFailed(f"{error}: {self.process.errors()}") from None
 
 
 class Turn:

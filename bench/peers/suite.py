@@ -1,6 +1,7 @@
 """What a comparison consists of: parts, measures, goals, and where its outcome is kept.
 
-There are two, `worlds` and `effects`; both run by the same turns and come out as the same tables.
+There are three, `worlds`, `effects` and `tasks`; all run by the same turns and come out as the same
+tables.
 """
 
 from __future__ import annotations

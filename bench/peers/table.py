@@ -8,9 +8,16 @@ from bench.peers.suite import Suite
 from bench.record import Record, Spread, Target
 
 OURS = "holdfast"
-SYSTEMS = (OURS, "restate", "dbos")
-HEADER = ("measure", "unit", *SYSTEMS, "ours / Restate's", "ours / DBOS's", "goal", "met")
+TITLES = {"restate": "Restate's", "dbos": "DBOS's", "best": "the best peer's"}
+# With more of them than that, ours is only compared with the best.
+PEERS_SHOWN_MAX = 2
+LESS_IS_BETTER = ("ms",)
 Samples = dict[str, dict[str, list[float]]]
+
+
+def header(suite: Suite) -> tuple[str, ...]:
+    ratios = (f"ours / {TITLES[peer]}" for peer in _shown(suite))
+    return ("measure", "unit", *suite.systems, *ratios, "goal", "met")
 
 
 def document(suite: Suite, samples: Samples) -> dict[str, Any]:
@@ -34,7 +41,7 @@ def document(suite: Suite, samples: Samples) -> dict[str, Any]:
         peer: {
             key: Spread("×", values).document()
             for key, (ours, theirs) in pairs.items()
-            if (values := _ratios(samples, ours, peer, theirs))
+            if (values := _ratios(suite, samples, ours, peer, theirs))
         }
         for peer in samples
         if peer != OURS
@@ -42,7 +49,7 @@ def document(suite: Suite, samples: Samples) -> dict[str, Any]:
     ratios["best"] = {
         goal.key: Spread("×", values).document()
         for goal in suite.goals
-        if goal.best and (values := _ratios(samples, goal.ours, "best", goal.theirs))
+        if goal.best and (values := _ratios(suite, samples, goal.ours, "best", goal.theirs))
     }
     return {"measures": measures, "ratios": ratios}
 
@@ -69,7 +76,7 @@ def records(suite: Suite, samples: Samples) -> list[Record]:
     found = []
     for goal in suite.goals:
         ours = samples.get(OURS, {}).get(goal.ours)
-        ratios = _ratios(samples, goal.ours, goal.peer, goal.theirs)
+        ratios = _ratios(suite, samples, goal.ours, goal.peer, goal.theirs)
         if not ours:
             continue
         measures = {goal.ours: Spread(suite.measures[goal.ours], tuple(ours))}
@@ -84,32 +91,36 @@ def records(suite: Suite, samples: Samples) -> list[Record]:
     return found
 
 
-def _ratios(samples: Samples, ours: str, peer: str, theirs: str) -> tuple[float, ...]:
+def _ratios(suite: Suite, samples: Samples, ours: str, peer: str, theirs: str) -> tuple[float, ...]:
     mine = samples.get(OURS, {}).get(ours, [])
     if peer != "best":
         other = samples.get(peer, {}).get(theirs, [])
         return tuple(a / b for a, b in zip(mine, other, strict=False))
     others = [found[theirs] for name, found in samples.items() if name != OURS and theirs in found]
-    # Best is least: it is asked for where less is better.
-    return tuple(a / min(run) for a, *run in zip(mine, *others, strict=False)) if others else ()
+    # Of times the least is best, and of rates the greatest.
+    best = min if suite.units[theirs] in LESS_IS_BETTER else max
+    return tuple(a / best(run) for a, *run in zip(mine, *others, strict=False)) if others else ()
 
 
 def _line(suite: Suite, measures: Any, ratios: Any, measure: str, unit: str) -> tuple[str, ...]:
     goal = next((goal for goal in suite.goals if goal.ours == measure), None)
-    to_restate = ratios.get("restate", {})
     judged = ratios.get(goal.peer, {}).get(goal.key) if goal else None
-    shown = _times(to_restate.get(measure))
-    if goal and judged and goal.ours != goal.theirs:
-        shown += f"; {_times(judged)} of its {goal.theirs}"
+    shown = {peer: _times(ratios.get(peer, {}).get(measure)) for peer in _shown(suite)}
+    if goal and judged and goal.ours != goal.theirs and goal.peer in shown:
+        shown[goal.peer] += f"; {_times(judged)} of its {goal.theirs}"
     return (
         measure,
         unit,
-        *(_figure(measures.get(name, {}).get(measure)) for name in SYSTEMS),
-        shown,
-        _times(ratios.get("dbos", {}).get(measure)),
+        *(_figure(measures.get(name, {}).get(measure)) for name in suite.systems),
+        *shown.values(),
         str(goal) if goal else "",
         "" if not goal or not judged else "yes" if goal.met(judged["median"]) else "NO",
     )
+
+
+def _shown(suite: Suite) -> tuple[str, ...]:
+    peers = tuple(name for name in suite.systems if name != OURS)
+    return peers if len(peers) <= PEERS_SHOWN_MAX else ("best",)
 
 
 def _figure(found: dict[str, Any] | None) -> str:

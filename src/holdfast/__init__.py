@@ -28,12 +28,20 @@ if TYPE_CHECKING:
     from holdfast.app.declare import upcast as upcast
     from holdfast.app.handle import WorldHandle as WorldHandle
     from holdfast.app.runtime import Runtime as Runtime
+    from holdfast.app.shipped import agent as agent
     from holdfast.app.shipped import email as email
     from holdfast.app.shipped import fabric as fabric
     from holdfast.app.shipped import http as http
     from holdfast.app.shipped import llm as llm
     from holdfast.app.shipped.fabric import sent as sent
     from holdfast.app.simulate import simulate as simulate
+    from holdfast.app.tasks import Queue as Queue
+    from holdfast.app.tasks import Task as Task
+    from holdfast.app.tasks import TaskFailedError as TaskFailedError
+    from holdfast.app.tasks import TaskHandle as TaskHandle
+    from holdfast.app.tasks import task as task
+    from holdfast.roles.task_run import TaskRun as TaskRun
+    from holdfast.roles.task_run import current_task as current_task
     from holdfast.runner.faults import Refused as Refused
     from holdfast.world.context import Context as Context
 
@@ -46,12 +54,19 @@ _HOMES = {
     "Event": "holdfast.app.declare",
     "Inbox": "holdfast.app.declare",
     "Mail": "holdfast.app.declare",
+    "Queue": "holdfast.app.tasks",
     "Receipt": "holdfast.app.declare",
     "Refused": "holdfast.runner.faults",
     "Runtime": "holdfast.app.runtime",
+    "Task": "holdfast.app.tasks",
+    "TaskFailedError": "holdfast.app.tasks",
+    "TaskHandle": "holdfast.app.tasks",
+    "TaskRun": "holdfast.roles.task_run",
     "Upcast": "holdfast.app.declare",
     "World": "holdfast.app.declare",
     "WorldHandle": "holdfast.app.handle",
+    "agent": "holdfast.app.shipped.agent",
+    "current_task": "holdfast.roles.task_run",
     "effect": "holdfast.app.declare",
     "email": "holdfast.app.shipped.email",
     "fabric": "holdfast.app.shipped.fabric",
@@ -61,6 +76,7 @@ _HOMES = {
     "on": "holdfast.app.declare",
     "sent": "holdfast.app.shipped.fabric",
     "simulate": "holdfast.app.simulate",
+    "task": "holdfast.app.tasks",
     "upcast": "holdfast.app.declare",
 }
 

@@ -4,9 +4,10 @@
     Intent     one thing that a world wants: an effect, a timer, a message to another world
     Receipt    how an intent ended: ok, error or timeout; exactly one for each
 
-An intent's identity tells where it was born (a hash of generation and world, then height and index),
-or is a hash with the user's key instead of height and index. Kind and parameters are not part of the identity; they are
-kept beside it, so that the same key with other parameters is noticed as `KeyConflict`.
+An intent's identity tells where it was born: a hash of generation and world, then height and index. Under
+a user's key it is a hash of world and key instead, without the generation: a store that was restored still
+knows what the key was used for, so wanted again it is the same intent. Kind and parameters are not part of
+the identity; they are kept beside it, so that the same key with other parameters is noticed as `KeyConflict`.
 """
 
 from __future__ import annotations
@@ -93,6 +94,12 @@ class Intent(Record, frozen=True):
     redrive_of: bytes | None = None
     # Mail is answered with a receipt only where somebody handles it.
     answered: bool = True
+    # Which of the intents of its entry it is.
+    index: int = 0
+
+    def place_hash(self) -> bytes:
+        """The identity that it would have without its key: that of this one use of the key."""
+        return intent_hash(self.generation, self.world_id, (self.from_height, self.index))
 
     def wanted(self) -> bytes:
         """What a key stands for: asked for again under the same key, it must be the same."""
@@ -210,16 +217,19 @@ def receipt_ingress(receipt: Receipt, *, correlation_id: str | None = None) -> I
     )
 
 
-def intent_hash(generation: int, world_id: str, place: tuple[int, int] | str) -> bytes:
-    """The identity of an intent: born at (height, index), or named by the user's key.
+def intent_hash(generation: int, world_id: str, place: tuple[int, int]) -> bytes:
+    """The identity of an intent without a key: born at (height, index).
 
-    Where it was born stays readable at its end, behind a hash of the world. So those of one world
+    Height and index stay readable at its end, behind a hash of the world. So those of one world
     lie side by side in a store, in the order in which they were wanted, and not all over it.
     """
-    if isinstance(place, str):
-        return codec.digest(generation.to_bytes(8, "big"), world_id.encode(), b"k" + place.encode())
     height, index = place
     return _birth(generation, world_id) + height.to_bytes(8, "big") + index.to_bytes(4, "big")
+
+
+def keyed_hash(world_id: str, key: str) -> bytes:
+    """The identity of an intent that its world's user named by a key, in whatever generation."""
+    return codec.digest(world_id.encode(), b"k" + key.encode())
 
 
 @lru_cache(maxsize=65536)

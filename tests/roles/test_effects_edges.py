@@ -8,13 +8,17 @@ import pytest
 from msgspec.structs import replace
 
 import holdfast as hf
+from holdfast import codec
 from holdfast import store as stores
+from holdfast.app.runtime import Runtime
 from holdfast.config import TAG_BYTES_MAX
 from holdfast.durable import dedupe
 from holdfast.runner import settle
+from holdfast.store import schema
+from holdfast.store.local import LocalStore
 from holdfast.world import publish
 from tests.roles.rig import Rig
-from tests.roles.shop import Dropped, Ordered
+from tests.roles.shop import Buyer, Dropped, Ordered
 
 MODULES = ("holdfast.world.publish", "holdfast.world.inherit", "holdfast.runner.settle")
 
@@ -82,11 +86,64 @@ def test_a_tag_that_is_too_long_fails_its_event_and_nothing_else(rig: Rig) -> No
     assert ada.record().blocker is None
 
 
-def test_a_key_that_was_used_in_an_earlier_generation_is_still_used(rig: Rig) -> None:
+def restored(rig: Rig) -> hf.WorldHandle[Buyer]:
+    """Ada, in a store into which a backup of this moment was put back: another generation."""
+    row = rig.backend.get(schema.META_KEY)
+    assert row is not None
+    meta = codec.unpack_as(schema.Meta, row)
+    rig.backend.set(schema.META_KEY, codec.pack(replace(meta, generation=meta.generation + 1)))
+    rig.store = LocalStore("memory:", rig.backend, rig.clock)
+    rig.runtime = Runtime(rig.app, rig.store, roles=(), clock=rig.clock)
+    rig.host = rig.worker(incarnation="restored", idle_s=1e6)
+    return rig.runtime.world(Buyer, "ada")
+
+
+def test_a_key_wanted_again_after_a_restore_is_the_same_intent(rig: Rig) -> None:
     rig.buyer("ada", Ordered(key="k"))
-    restored = replace(rig.intent(), generation=7, intent_hash=b"\x01" * 32)
-    rig.store.transact(publish.publish, [restored])
-    assert rig.counts().ready == 1
+    ada = restored(rig)
+    ada.send(Ordered(key="k"))
+    rig.work(rig.pool())
+    first, again = ada.state().intents
+    assert first == again
+    assert ada.state().told == ["ok done 1"]
+    assert len(rig.outside.calls) == 1
+
+
+def test_what_was_wanted_again_after_a_restore_can_be_cancelled_by_its_new_intent(rig: Rig) -> None:
+    rig.buyer("ada", Ordered(key="k"))
+    ada = restored(rig)
+    ada.send(Ordered(key="k"))
+    ada.send(Dropped(n=1))
+    rig.work(rig.pool())
+    assert ada.state().told == ["error cancelled 0"]
+    assert rig.outside.calls == []
+
+
+def test_a_key_that_is_done_and_wanted_again_after_a_restore_is_not_open_for_a_fork(
+    rig: Rig,
+) -> None:
+    rig.buyer("ada", Ordered(key="k"))
+    rig.work(rig.pool())
+    ada = restored(rig)
+    ada.send(Ordered(key="k"))
+    rig.think()
+    child = ada.fork("child", effects="reissue")
+    rig.assign(child)
+    rig.work(rig.pool())
+    assert len(rig.outside.calls) == 1
+    assert child.state().told == ["ok done 1"]
+
+
+def test_a_call_that_a_restore_undid_is_made_again_under_another_idempotency_key(rig: Rig) -> None:
+    ada = rig.buyer("ada")
+    backup = dict(rig.backend.rows)
+    ada.send(Ordered(key="k"))
+    rig.work(rig.pool())
+    rig.backend.rows, rig.backend.keys = backup, sorted(backup)
+    ada = restored(rig)
+    ada.send(Ordered(key="k"))
+    rig.work(rig.pool())
+    assert len(rig.outside.calls) == len(rig.outside.keys) == 2
 
 
 def test_a_key_that_is_forgotten_while_its_effect_waits_is_the_same_wish(rig: Rig) -> None:

@@ -54,7 +54,7 @@ SAMPLE = (
     "timer: the calendar is not looked at",
     "every: once",
     "mail: nobody told",
-    "fork: effects failed, and nobody told",
+    "fork: answered, and nobody told",
 )
 SAMPLE_SEEDS = 150
 

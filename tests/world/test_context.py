@@ -18,7 +18,6 @@ from holdfast.messages import (
     FabricSendParams,
     TimerSet,
     WorldName,
-    intent_hash,
 )
 from holdfast.world.context import Context, Frame
 from tests.world import bank
@@ -111,9 +110,18 @@ def test_kind_and_parameters_are_beside_the_identity_not_in_it(cx: Context) -> N
     assert euros.content() != dollars.content()
 
 
-def test_no_key_can_be_taken_for_a_place() -> None:
-    place = "\x00" * 7 + "\x07" + "\x00" * 8
-    assert intent_hash(1, "w1", place) != intent_hash(1, "w1", (7, 0))
+def test_a_key_names_the_same_intent_in_every_generation(cx: Context) -> None:
+    keyed = bank.quote.options(key="k")
+    again = framed(generation=2).do(keyed, "EUR")
+    assert again.intent_hash == cx.do(keyed, "EUR").intent_hash
+    assert again.generation == 2
+
+
+def test_each_use_of_a_key_has_a_place_of_its_own(cx: Context) -> None:
+    keyed = bank.quote.options(key="k")
+    uses = [cx.do(keyed, "EUR") for _ in range(2)] + [framed(height=8).do(keyed, "EUR")]
+    assert len({use.place_hash() for use in uses}) == 3
+    assert cx.do(bank.quote, "EUR").place_hash() == cx.intents[2].intent_hash
 
 
 def test_the_clock_is_no_part_of_what_replay_compares(cx: Context) -> None:

@@ -12,6 +12,7 @@ import msgspec
 from holdfast import codec
 from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
 from holdfast.app.shipped.fabric import Send
+from holdfast.app.tasks import Queue, Task
 from holdfast.errors import Invalid
 from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
@@ -35,7 +36,8 @@ class App:
         *,
         worlds: Iterable[type[World]] = (),
         effects: Iterable[Effect[Any, Any]] = (),
-        tasks: Iterable[Any] = (),
+        tasks: Iterable[Task[Any, Any]] = (),
+        queues: Iterable[Queue] = (),
         events: Iterable[type[Any]] = (),
         upcasts: Iterable[tuple[type[Any], int, Upcast]] = (),
         universe: str | None = None,
@@ -45,7 +47,10 @@ class App:
         self.name = name
         self.universe = name if universe is None else universe
         check_universe(self.universe)
-        self.tasks = list(tasks)
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        for task in tasks:
+            self._add_task(task)
+        self.queues: dict[str, Queue] = {queue.name: queue for queue in queues}
         self.effects: dict[str, Effect[Any, Any]] = {}
         self.events: dict[str, EventType] = {}
         self.programs: dict[str, Program] = {}
@@ -120,6 +125,12 @@ class App:
         return Runtime(self, url, roles=roles, **options)
 
     # -- inside --------------------------------------------------------------------------------
+
+    def _add_task(self, task: Any) -> None:
+        if not isinstance(task, Task):
+            raise Invalid(what="task", found=repr(task)[:64], why="not made by @hf.task")
+        if self.tasks.setdefault(task.name, task) is not task:
+            raise Invalid(what="task", name=task.name, why="two tasks have this name")
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
         if isinstance(effect, Send):

@@ -33,6 +33,7 @@ from holdfast.messages import Intent, Status
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.roles.doing import BadResult, Billing, Hold
 from holdfast.runner.runner import CONCURRENCY_MAX
+from holdfast.store.api import Store
 from holdfast.world.catalog import check_text
 from holdfast.world.context import EffectCall
 
@@ -138,6 +139,9 @@ class Costed(msgspec.Struct, Generic[T], frozen=True):
 class Effect(Generic[P, T]):
     """Something to be done outside. Made by `@hf.effect`; wanted by `cx.do`."""
 
+    # What else has to run where it is used, besides an adapter pool.
+    roles: typing.ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, kind: str, fn: Callable[..., Any], **options: Any) -> None:
         self.kind = kind
         self.fn = fn
@@ -207,6 +211,10 @@ class Effect(Generic[P, T]):
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise BadResult(kind=self.kind, why=str(error)) from None
         return packed
+
+    def within(self, store: Store) -> Effect[P, T]:
+        """The effect as a pool of this store does it: itself, unless it keeps books there."""
+        return self
 
     def billing(self) -> Billing | None:
         return None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+from holdfast.app import tasks as submitting
 from holdfast.app.app import App
 from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
+from holdfast.app.tasks import Submission, TaskHandle
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Ingress, event_ingress
@@ -16,16 +18,20 @@ from holdfast.roles.adapter import CLAIM_S_MAX, AdapterPool
 from holdfast.roles.fabric import check_peers
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Service
+from holdfast.roles.task_worker import CONCURRENCY, TaskWorker
 from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
+from holdfast.tasks import coordinator
+from holdfast.tasks.ids import parse_task
+from holdfast.tasks.rows import keys_of, limits_of
 from holdfast.world import ingress
 from holdfast.world.catalog import check_text, check_universe
 
 W = TypeVar("W", bound=World)
 
-ROLES = ("orchestrator", "world", "adapter", "timer")
+ROLES = ("orchestrator", "world", "adapter", "timer", "dispatch", "task")
 
 
 class Runtime:
@@ -44,6 +50,8 @@ class Runtime:
         worker: str | None = None,
         policy: WorkerPolicy | None = None,
         kinds: Sequence[str] | None = None,
+        queues: Sequence[str] | None = None,
+        concurrency: int | None = None,
         stores: Mapping[str, str | Store] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -51,7 +59,7 @@ class Runtime:
         self.app = app
         self.universe = app.universe if universe is None else universe
         self.clock = clock
-        wanted = ROLES if roles is None else tuple(roles)
+        wanted = _needed_by(app) if roles is None else tuple(roles)
         unknown = sorted(set(wanted) - set(ROLES))
         if unknown:
             raise Invalid(what="role", found=unknown, expected=list(ROLES))
@@ -63,7 +71,10 @@ class Runtime:
         check_peers(self.universe, stores or {})
         self._peers = stores
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
+        self._queues = queues
+        self._concurrency = concurrency
         self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]
+        self._join_hands()
         for role in self.roles:
             role.start()
 
@@ -78,6 +89,48 @@ class Runtime:
             batch.append((handle.address(), None, event_ingress(name, value)))
         delivered: list[ingress.Delivered] = self.store.transact(ingress.deliver_many, batch)
         return [one.seq for one in delivered]
+
+    # -- tasks ---------------------------------------------------------------------------------
+
+    def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+        """Submit a task, or `task.options(…)`; durable when it returns. `key=` makes it idempotent."""
+        return submitting.submit(self, task, args, kwargs)
+
+    def submit_many(self, task: Any, many: Iterable[Any], /) -> list[TaskHandle[Any]]:
+        """Submit a task for each tuple of arguments."""
+        return submitting.submit_many(self, task, many)
+
+    def submit_all(self, submissions: Iterable[Submission], /) -> list[TaskHandle[Any]]:
+        """Submit `task.options(…).call(…)` for different tasks in one commit, all or none. Those with
+        a key may be named in `after` by the others."""
+        return submitting.submit_all(self, submissions)
+
+    def map(
+        self, task: Any, values: Iterable[Any], /, *, timeout: float | None = None
+    ) -> Iterator[Any]:
+        """Submit a task for each value; their results, in order, as they are asked for."""
+        found: Iterator[Any] = submitting.run_map(self, task, values, timeout)
+        return found
+
+    def task(self, id: str) -> TaskHandle[Any]:
+        """The task of this id; NotFound if there is none."""
+        handle: TaskHandle[Any] = TaskHandle(self, parse_task(id))
+        handle.status()
+        return handle
+
+    def _task_queues(self) -> list[str]:
+        if self._queues is not None:
+            return list(self._queues)
+        declared = {task.spec.queue for task in self.app.tasks.values()}
+        return sorted(declared | set(self.app.queues)) or ["default"]
+
+    def _tune(self) -> None:
+        """Write down the limits that the app declares, where they are not known yet."""
+        for queue in self.app.queues.values():
+            limits = submitting.limits_of(queue)
+            known = self.store.read(limits_of, keys_of(self.universe), queue.name)
+            if known != limits:
+                self.store.transact(coordinator.limit, self.universe, queue.name, limits)
 
     def mint(self) -> str:
         """A new name that nobody has."""
@@ -108,6 +161,13 @@ class Runtime:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _join_hands(self) -> None:
+        """Where effects are done beside their worlds, a receipt and what follows are one commit."""
+        workers = [role for role in self.roles if isinstance(role, WorldWorker)]
+        for role in self.roles:
+            if isinstance(role, AdapterPool) and workers:
+                role.ride(workers[0].carriage)
+
     def _role(self, name: str, policy: WorkerPolicy | None, kinds: Sequence[str] | None) -> Service:
         lease_ttl_s = (policy or WorkerPolicy()).lease_ttl_s
         if name == "adapter":
@@ -120,6 +180,28 @@ class Runtime:
                 stores=self._peers,
                 # A dead process's effects go on when its worlds do.
                 claim_s=min(lease_ttl_s, CLAIM_S_MAX),
+                clock=self.clock,
+            )
+        if name == "dispatch":
+            from holdfast.roles.dispatcher import Dispatcher
+
+            return Dispatcher(
+                self.store,
+                universe=self.universe,
+                worker=self.worker,
+                incarnation=self.incarnation,
+                clock=self.clock,
+            )
+        if name == "task":
+            self._tune()
+            return TaskWorker(
+                self.store,
+                universe=self.universe,
+                codes=self.app.tasks,
+                worker=self.worker,
+                incarnation=self.incarnation,
+                queues=self._task_queues(),
+                concurrency=CONCURRENCY if self._concurrency is None else self._concurrency,
                 clock=self.clock,
             )
         if name == "timer":
@@ -145,3 +227,9 @@ class Runtime:
             policy=policy,
             clock=self.clock,
         )
+
+
+def _needed_by(app: App) -> tuple[str, ...]:
+    """All roles but those that only some effects need, and none of this app's does."""
+    special = {role for effect in app.effects.values() for role in effect.roles}
+    return tuple(role for role in ROLES if role != "dispatch" or role in special)

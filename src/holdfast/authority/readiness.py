@@ -21,7 +21,9 @@ from enum import Enum
 
 import msgspec
 
+from holdfast.authority.dispatch import Backlog
 from holdfast.authority.lease import AuthorityLease, State
+from holdfast.authority.outcome import DispatchOutcomeReason
 from holdfast.config import S
 
 
@@ -54,6 +56,7 @@ class Trouble:
 
     code: str
     text: str = ""
+    since_ns: int = 0
 
 
 class Blocker(msgspec.Struct, frozen=True):
@@ -84,6 +87,8 @@ class Facts:
     replay_pending: int = 0
     # Why the leader was not told of what was replayed; None when nothing is held back.
     deferred: Trouble | None = None
+    # Dispatches by state; those among them that wait for the leader's pane are held back, too.
+    backlog: Backlog = field(default_factory=Backlog)
     store: Trouble | None = None
     schema: Trouble | None = None
     workers_live: int = 0
@@ -121,6 +126,8 @@ class ReadinessSnapshot(msgspec.Struct, frozen=True):
     epoch: int
     leased_until_ns: int
     replay_pending: int
+    # Dispatches: pending, notified, delivered, failed; and, of the pending ones, deferred.
+    backlog: dict[str, int]
     workers_live: int
     worlds: dict[str, int]
     subjects_blocked: int
@@ -143,11 +150,15 @@ def derive_readiness(facts: Facts, now_ns: int) -> ReadinessSnapshot:
         epoch=0 if held is None else held.epoch,
         leased_until_ns=0 if held is None else held.leased_until_ns,
         replay_pending=facts.replay_pending,
+        backlog=msgspec.structs.asdict(facts.backlog),
         workers_live=facts.workers_live,
         worlds=dict(facts.worlds),
         subjects_blocked=blocked + facts.subjects_omitted,
         subjects_omitted=facts.subjects_omitted,
     )
+
+
+LEADER_MISSING = DispatchOutcomeReason.LEADER_MISSING
 
 
 # -- inside --------------------------------------------------------------------------------------
@@ -170,6 +181,9 @@ def _universe_blockers(facts: Facts, now_ns: int) -> Iterator[Blocker]:
     # Held back is still pending, also where nothing else is counted as such.
     if facts.deferred is not None:
         yield _told(Reason.NOTIFICATION_DEFERRED, facts.deferred)
+    if facts.backlog.deferred:
+        text = f"{facts.backlog.deferred} dispatches wait for the leader's pane"
+        yield Blocker(Reason.NOTIFICATION_DEFERRED, LEADER_MISSING.value, text)
 
 
 def _authority_blocker(held: AuthorityLease | None, generation: int, now_ns: int) -> Blocker | None:
@@ -210,7 +224,7 @@ def _warnings(facts: Facts) -> Iterator[Blocker]:
 
 
 def _told(reason: Reason, trouble: Trouble) -> Blocker:
-    return Blocker(reason, trouble.code, trouble.text)
+    return Blocker(reason, trouble.code, trouble.text, since_ns=trouble.since_ns)
 
 
 def _blocker(reason: Reason, text: str, since_ns: int = 0) -> Blocker:

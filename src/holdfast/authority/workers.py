@@ -39,8 +39,9 @@ class WorkerRecord(Record, frozen=True):
     heartbeat_ns: int
     authority_epoch: int
     draining: bool = False
-    # How many worlds it hosts, by its own account.
+    # How many worlds it hosts, and tasks it has leased, by its own account.
     worlds: int = 0
+    leases: int = 0
 
     def live(self, now_ns: int, ttl_ns: int, authority_epoch: int) -> bool:
         return self.authority_epoch == authority_epoch and now_ns < self.heartbeat_ns + ttl_ns
@@ -58,6 +59,7 @@ def heartbeat(
     incarnation: str,
     roles: tuple[str, ...],
     worlds: int = 0,
+    leases: int = 0,
 ) -> WorkerRecord:
     """Say that a worker is alive. The answer tells it whether it is to drain, and who leads."""
     key = _key(universe, worker)
@@ -66,8 +68,9 @@ def heartbeat(
         raise Invalid(what="roles", why="too many", found=len(roles), max=ROLES_MAX)
     for role in roles:
         check_name("role", role)
-    if worlds < 0:
-        raise Invalid(what="worlds", why="negative", found=worlds)
+    for what, found in (("worlds", worlds), ("leases", leases)):
+        if found < 0:
+            raise Invalid(what=what, why="negative", found=found)
     was = find(txn, universe, worker)
     now = WorkerRecord(
         worker,
@@ -77,6 +80,7 @@ def heartbeat(
         authority.epoch(txn, universe),
         was is not None and was.draining,
         worlds,
+        leases,
     )
     txn.put(key, codec.pack(now))
     if was is None or _standing(was) != _standing(now):

@@ -39,6 +39,9 @@ COMMANDS = {
     "store": Command("holdfast.cli.store", "what a store holds"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
     "timers": Command("holdfast.cli.timers", "timers: list, show"),
+    "dispatch": Command(
+        "holdfast.cli.dispatch", "prompts to panes: list, show, deliver, fail, leader, rewind"
+    ),
     "runs": Command("holdfast.cli.runs", "runs of stages: list, show, failed, retry, cancel"),
     "dead": Command("holdfast.cli.dead", "dead letters: list, show, redrive"),
     "backup": Command("holdfast.cli.backup", "copy a store while it is in use"),

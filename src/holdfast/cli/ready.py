@@ -51,8 +51,15 @@ def _lines(found: ReadinessSnapshot) -> list[str]:
             for blocker in subject.reasons
         ),
         *([f"  … and {found.subjects_omitted} more"] if found.subjects_omitted else []),
+        *_backlog(found),
         *(_line(warning, "warning") for warning in found.warnings),
     ]
+
+
+def _backlog(found: ReadinessSnapshot) -> list[str]:
+    """How dispatches stand, where there are any."""
+    told = ", ".join(f"{count} {state}" for state, count in found.backlog.items() if count)
+    return [f"  dispatches: {told}"] if told else []
 
 
 def _line(blocker: Blocker, about: str = "") -> str:

@@ -53,6 +53,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--kinds", metavar="A,B", help="the adapter does these kinds of effects only; else all"
     )
     parser.add_argument(
+        "--queues", metavar="A,B", help="the task worker serves these queues; else those of the app"
+    )
+    parser.add_argument(
+        "--concurrency", metavar="N", type=int, help="plain tasks that run at a time (16)"
+    )
+    parser.add_argument(
         "--peer",
         metavar="UNIVERSE=URL",
         action="append",
@@ -97,10 +103,12 @@ def run(args: argparse.Namespace) -> int:
     try:
         runtime: Runtime = app.open(
             url_of(args),
-            roles=args.role or ROLES,
+            roles=args.role,
             worker=args.worker,
             policy=policy,
             kinds=None if args.kinds is None else args.kinds.split(","),
+            queues=None if args.queues is None else args.queues.split(","),
+            concurrency=args.concurrency,
             stores=peers,
         )
         with Watchdog(runtime.roles, runtime.clock, args.stuck_s), runtime:

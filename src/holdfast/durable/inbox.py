@@ -146,6 +146,16 @@ def delivered(txn: Txn, world: str, key: str) -> bool:
     return dedupe.recall(txn, SCOPE, _scoped(world, key)) is not None
 
 
+def holds(txn: Txn, world: str, seq: int, digest: bytes) -> bool:
+    """Whether the ingress of this number is there, with a body of this SHA-256."""
+    row = txn.get(_keys(world).entries + tuples.pack_int(seq))
+    if row is None:
+        return False
+    kept = _decode(row)
+    # A blob is called by its hash.
+    return (kept.blob or sha256(kept.body).digest()) == digest
+
+
 def cursor(txn: Txn, world: str) -> int:
     """The last consumed seq; 0 before any."""
     return txn.count(_keys(world).cursor)

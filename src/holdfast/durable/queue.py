@@ -330,6 +330,25 @@ def withdraw(txn: Txn, queue: str, seq: int, claimed: bool = False) -> bool:
 
 
 @operation
+def hasten(txn: Txn, queue: str, seq: int) -> bool:
+    """Let an item that waits for its time be due now; False if it does not wait."""
+    keys = keys_of(queue)
+    packed_seq = pack_int(seq)
+    row = txn.get(keys.items + packed_seq)
+    if row is None:
+        return False
+    item = decode(row)
+    waits = keys.delayed + pack_int(item.not_before_ns) + packed_seq
+    if item.expires_ns or txn.get(waits) is None:
+        return False
+    txn.delete(waits)
+    txn.put(keys.items + packed_seq, pack(replace(item, not_before_ns=txn.now_ns)))
+    txn.put(keys.delayed + pack_int(txn.now_ns) + packed_seq, packed_seq)
+    txn.notify(keys.topic)
+    return True
+
+
+@operation
 def reap(txn: Txn, queue: str, limit: int, budget: Budget = DEFAULT_BUDGET) -> int:
     """Expire overdue claims, longest overdue first; how many."""
     keys = keys_of(queue)

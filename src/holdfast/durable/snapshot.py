@@ -1,7 +1,8 @@
 """Snapshots: states of a subject at a height. The baseline is the one to restore from.
 
 - A height has one state: saving it again is idle, saving another there is refused.
-- The baseline names a snapshot that exists and never moves down; pruning never takes it.
+- The baseline names a snapshot that exists and never moves down; pruning never takes it, nor the
+  one that the journal stands on, where it does not begin at 1: without it nothing repeats the journal.
 - What is loaded is what was saved: the hash is checked.
 
 Equal states are stored once (large ones are blobs), so snapshots of a world at rest cost a row.
@@ -15,6 +16,7 @@ from hashlib import sha256
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import BLOB_THRESHOLD_BYTES, SCAN_PAGE
+from holdfast.durable import journal
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
@@ -92,13 +94,16 @@ def baseline(txn: Txn, subject: str) -> Baseline | None:
 
 
 def prune(txn: Txn, subject: str, keep: int) -> int:
-    """Remove all but the highest `keep` and the baseline, a page at a time; how many."""
+    """Remove all but the highest `keep`, the baseline and the lowest that is needed, a page at a time;
+    how many."""
     check_limit(keep, "keep")
     prefix = _keys(subject).states
     base = baseline(txn, subject)
-    spared = None if base is None else _at(subject, base.height)
+    spared = {_at(subject, journal.head(txn, subject).floor - 1)}
+    if base is not None:
+        spared.add(_at(subject, base.height))
     rows = txn.scan(prefix, tuples.after(prefix), keep + SCAN_PAGE, reverse=True)[keep:]
-    gone = [(key, _decode(row)) for key, row in rows if key != spared]
+    gone = [(key, _decode(row)) for key, row in rows if key not in spared]
     for key, saved in gone:
         txn.delete(key)
         if saved.state is None:

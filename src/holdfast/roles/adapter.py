@@ -43,6 +43,7 @@ from holdfast.roles.fabric import Fabric
 from holdfast.runner import Policy, Runner, Work
 from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.faults import Faults
+from holdfast.runner.parcel import Carrier
 from holdfast.runner.tending import Throttle
 from holdfast.store.api import Store
 from holdfast.world import publish
@@ -98,10 +99,14 @@ class AdapterPool(RunnerRole):
         billed = [adapters[kind] for kind in wanted if adapters[kind].billing() is not None]
         self._lapse_ns = int((LAPSE_S + 2 * max((a.timeout_s for a in billed), default=0)) * S)
         self._lapse_at_ns = 0 if billed else None
-        runners = [self._runner(adapters[kind], worker) for kind in wanted]
+        self._effects = [self._runner(adapters[kind], worker) for kind in wanted]
         self._fabric = Fabric(store, universe=universe, worker=worker, peers=stores, clock=clock)
-        runners += self._fabric.runners
-        super().__init__(runners)
+        super().__init__([*self._effects, *self._fabric.runners])
+
+    def ride(self, carrier: Carrier) -> None:
+        """Let a world worker of this process settle what its worlds go on with."""
+        for runner in self._effects:
+            runner.ride(carrier)
 
     def join(self, timeout_s: float | None = None) -> None:
         try:

@@ -50,6 +50,9 @@ class Adapter(Protocol):
     rate_per_s: float | None
     asynchronous: bool
 
+    def within(self, store: Store) -> Adapter:
+        """The same effect, done by a pool of this store."""
+
     def perform(self, intent: Intent, attempt: int, deadline_ns: int, hold: Hold) -> Any:
         """Call the function: its result, or an awaitable of it."""
 
@@ -92,7 +95,7 @@ class Doing:
         # Real interrupts reach the main thread: a call in line may be there, another never is.
         self._ending: tuple[type[BaseException], ...] = _ENDING if inline else (BaseException,)
         self._store = store
-        self._adapter = adapter
+        self._adapter = adapter.within(store)
         self._wait_for = wait_for
         self._billed = adapter.billing() is not None
         self._limit_ns = int(adapter.timeout_s * 1e9)

@@ -2,12 +2,13 @@
 
 `gather` reads one snapshot of one universe. Its cost is that of the worlds that are not ready, up to
 `SUBJECTS_MAX`: the counters say how many there are to be found, so a universe in which all is well
-is not scanned at all, and a scan ends with the last of them.
+is not scanned at all, and a scan ends with the last of them. Runs belong to the store and to no
+universe: the latest of each name, if it is halted, is told with every one.
 """
 
 from __future__ import annotations
 
-from holdfast.authority import authority, workers
+from holdfast.authority import authority, dispatch_log, replay, workers
 from holdfast.authority.readiness import (
     Blocker,
     Facts,
@@ -20,6 +21,8 @@ from holdfast.authority.readiness import (
 )
 from holdfast.config import SCAN_PAGE
 from holdfast.errors import Busy, HoldfastError, NotFound, SchemaMismatch, StoreError
+from holdfast.ledger import runs
+from holdfast.ledger.runs import RunRecord
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
 from holdfast.store.engine import guard_schema
@@ -30,6 +33,8 @@ from holdfast.world.catalog import Status, WorldRecord
 SUBJECTS_MAX = 1000
 # World records that are looked at to find those.
 RECORDS_MAX = 100_000
+# Names of runs that are looked at.
+RUNS_MAX = 1000
 
 _REASONS = {Status.PAUSED: Reason.WORLD_PAUSED, Status.PARKED: Reason.WORLD_PARKED}
 
@@ -47,16 +52,19 @@ def gather(txn: Txn, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Fact
     epoch = authority.epoch(txn, universe)
     counts = catalog.counts(txn, universe)
     blocked = sum(counts[status.value] for status in _REASONS)
-    subjects = _blocked_worlds(txn, universe, min(blocked, SUBJECTS_MAX))
+    worlds = _blocked_worlds(txn, universe, min(blocked, SUBJECTS_MAX))
     return Facts(
         universe=universe,
         generation=txn.generation,
         authority=authority.current(txn, universe),
+        replay_pending=replay.pending(txn, universe),
+        deferred=_deferred(txn, universe),
+        backlog=dispatch_log.backlog(txn, universe),
         schema=_schema_trouble(txn),
         workers_live=len(workers.live(txn, universe, txn.now_ns, worker_ttl_ns, epoch)),
         worlds=counts,
-        subjects=tuple(subjects),
-        subjects_omitted=max(blocked - len(subjects), 0),
+        subjects=(*worlds, *_halted_runs(txn)),
+        subjects_omitted=max(blocked - len(worlds), 0),
     )
 
 
@@ -84,6 +92,26 @@ def _subject(world: WorldRecord) -> Subject:
         else Blocker(reason, why.code, why.text, why.height, why.since_ns)
     )
     return Subject(world.world_id, f"{world.type}/{world.name}", (blocker,))
+
+
+def _halted_runs(txn: Txn) -> list[Subject]:
+    latest = [runs.get(txn, run_id) for _, run_id in runs.names(txn, "", RUNS_MAX)]
+    return [_halted(one) for one in latest if one and one.status is runs.Status.HALTED]
+
+
+def _halted(run: RunRecord) -> Subject:
+    text = run.halted or "no reason was kept"
+    blocker = Blocker(Reason.RUN_HALTED, Reason.RUN_HALTED.value, text, since_ns=run.finished_ns)
+    return Subject(runs.subject_of(run.run_id), f"run/{run.name}", (blocker,))
+
+
+def _deferred(txn: Txn, universe: str) -> Trouble | None:
+    """Why the leader is not told of what lies ahead of its cursor."""
+    state = replay.read(txn, universe)
+    if state is None or state.deferred is None:
+        return None
+    why = state.deferred
+    return Trouble(why.code, why.text, why.since_ns)
 
 
 def _schema_trouble(txn: Txn) -> Trouble | None:

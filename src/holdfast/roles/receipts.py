@@ -12,6 +12,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast import codec
+from holdfast.authority import dispatch_log
+from holdfast.authority.dispatch import request_id_of
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
 from holdfast.effects import budget
@@ -51,6 +53,8 @@ def bereave(txn: Txn, letter: Dead) -> None:
     )
     # What was set aside for a call of which nobody knows the bill is taken as spent.
     budget.close.fn(txn, intent.universe_id, intent.intent_hash.hex(), None)
+    # A dispatch that was under way ends with its effect.
+    dispatch_log.abandon.fn(txn, intent.universe_id, request_id_of(intent), letter.code)
     if publish.end(txn, intent.universe_id, intent.intent_hash, dead=True) is not None:
         _deliver(txn, intent, told)
 

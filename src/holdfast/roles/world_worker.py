@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from holdfast.authority import authority, workers
-from holdfast.clock import SYSTEM, Clock, S
+from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX
 from holdfast.durable import inbox
 from holdfast.durable import lease as leases
@@ -34,7 +34,9 @@ from holdfast.errors import (
     StoreCorrupt,
     from_wire,
 )
+from holdfast.roles.carrying import Carriage
 from holdfast.roles.role import Role
+from holdfast.runner.bell import Bell
 from holdfast.store.api import Future, Store, Txn
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
@@ -52,6 +54,8 @@ Sent = tuple[list[tuple[str, Cycle]], Future[Any]]
 UPKEEP_S = 0.05
 RELEASED_BUSY = 8
 RELEASED_IDLE = 256
+# While cycles are under way, hints are looked for this often.
+LOOK_NS = 2 * MS
 # What a world cannot get over by being tried again.
 _BLOCKING = (ReplayDiverged, Invalid, StoreCorrupt, NotFound)
 
@@ -117,6 +121,9 @@ class WorldWorker(Role):
         self._upkeep_at_ns = 0
         self._beat_at_ns = 0
         self._beat_epoch = -1
+        self.carriage = Carriage(self)
+        self._bell: Bell | None = None
+        self._look_at_ns = 0
 
     @property
     def topics(self) -> Sequence[str]:
@@ -137,12 +144,18 @@ class WorldWorker(Role):
 
     def tick(self) -> bool:
         """Drain, step, append, publish, snapshot, renew: once for every world with work."""
+        stop_ns = self.clock.mono_ns() + int(self.policy.tick_s * S)
+        carried = self.carriage.turn(stop_ns)
+        if self.carriage.busy and self.clock.mono_ns() < self._look_at_ns:
+            return self.carriage.waiting
+        self._look_at_ns = self.clock.mono_ns() + LOOK_NS
         self._heartbeat()
         self._redeliver()
-        wanted = self._runnable()
+        wanted = {w: at for w, at in self._runnable().items() if not self.carriage.has(w)}
         self._acquire([world_id for world_id in wanted if world_id not in self._hosted])
         worked = self._work(wanted)
-        return self._upkeep(worked) or worked or bool(self._turn)
+        more = self._upkeep(worked or carried) or worked or bool(self._turn)
+        return more or self.carriage.waiting
 
     def next_s(self) -> float:
         now_ns = self.store.now_ns()
@@ -151,10 +164,49 @@ class WorldWorker(Role):
         soonest_ns = min(times, default=now_ns + int(self.idle_s * S))
         return min(max(soonest_ns - now_ns, 0) / S, self.idle_s)
 
+    def run(self) -> None:
+        bell = self._bell = Bell(self.store, self.topics, name=self.worker)
+        self.carriage.open(bell)
+        try:
+            super().run()
+        finally:
+            self.carriage.close()
+            bell.close()
+
+    def _wait(self, since: int, timeout_s: float) -> int:
+        if timeout_s <= 0 or self._bell is None:
+            return super()._wait(since, timeout_s)
+        if self.carriage.busy:
+            self._bell.rest(min(timeout_s, LOOK_NS / S))
+        else:
+            self._bell.wait(timeout_s, since)
+        return since
+
     def finish(self) -> None:
         """Give every world back, so that the next worker need not wait for leases to expire."""
+        self.carriage.finish()
         self._release(list(self._hosted))
         self.store.transact(workers.forget, self.universe, self.worker, self.incarnation)
+
+    # -- for the carriage ----------------------------------------------------------------------
+
+    def carriable(self, world_id: str) -> bool:
+        hosted = self._hosted.get(world_id)
+        return hosted is not None and not hosted.suspect
+
+    def host_of(self, world_id: str) -> Host:
+        return self._hosted[world_id].host
+
+    def drain_all(self, world_ids: Sequence[str]) -> dict[str, list[inbox.Ingress]]:
+        found: dict[str, list[inbox.Ingress]] = self.store.read(self._drain, world_ids)
+        return found
+
+    def prepared(self, world_id: str, waiting: list[inbox.Ingress], assumed: int) -> Cycle | None:
+        try:
+            return self._hosted[world_id].host.prepare(self.store, waiting=waiting, assumed=assumed)
+        except _BLOCKING as error:
+            self._park(world_id, error)
+            return None
 
     # -- the parts of a tick -------------------------------------------------------------------
 
@@ -291,7 +343,7 @@ class WorldWorker(Role):
     def _prepare(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
         cycles: list[tuple[str, Cycle]] = []
         workless: list[str] = []
-        drained: dict[str, list[inbox.Ingress]] = self.store.read(self._drain, wanted)
+        drained = self.drain_all([world_id for world_id, _ in wanted])
         for world_id, at in wanted:
             if cycles and self.clock.mono_ns() >= stop_ns:
                 self._turn = at
@@ -312,9 +364,9 @@ class WorldWorker(Role):
         self._settle_hints(workless)
         return cycles
 
-    def _drain(self, txn: Txn, wanted: list[tuple[str, bytes]]) -> dict[str, list[inbox.Ingress]]:
+    def _drain(self, txn: Txn, world_ids: Sequence[str]) -> dict[str, list[inbox.Ingress]]:
         """What waits for worlds whose state is in memory: one look at the store for all of them."""
-        hosts = [self._hosted[world_id] for world_id, _ in wanted]
+        hosts = [self._hosted[world_id] for world_id in world_ids]
         return {
             hosted.host.world.world_id: hosted.host.drain(txn, hosted.host.limit)
             for hosted in hosts
@@ -337,15 +389,18 @@ class WorldWorker(Role):
             except HoldfastError as error:
                 answers = [error] * len(some)
             for (world_id, cycle), answer in zip(some, answers, strict=True):
-                trouble = self._committed(world_id, cycle, answer, now_ns) or trouble
+                trouble = self.committed(world_id, cycle, answer, now_ns) or trouble
         if trouble is not None:
             raise trouble
 
-    def _committed(
+    def committed(
         self, world_id: str, cycle: Cycle, error: HoldfastError | None, now_ns: int
     ) -> HoldfastError | None:
         """Take the outcome of a cycle; what is the store's trouble is given back."""
-        hosted = self._hosted[world_id]
+        hosted = self._hosted.get(world_id)
+        if hosted is None or hosted.host.lease.epoch != cycle.lease.epoch:
+            # It was let go while its cycle was under way.
+            return None
         if error is None:
             hosted.host.settle(cycle)
             hosted.active_ns = now_ns

@@ -26,14 +26,30 @@ class Bell:
         self._closed = threading.Event()
         self._sleeping = threading.Event()
         self._topics = list(topics)
+        self._heard = 0
         threading.Thread(target=self._listen, name=f"{name} bell", daemon=True).start()
 
-    def wait(self, timeout_s: float) -> None:
-        """Sleep until it rings, or rang since the last wait, or the time is up."""
+    def wait(self, timeout_s: float, since: int | None = None) -> None:
+        """Sleep until it rings, or rang since the last wait, or the time is up.
+
+        `since` is the last commit that the loop has heard of by itself.
+        """
+        if since is not None:
+            self._heard = since
         self._sleeping.set()
         self._rung.wait(timeout_s)
         self._sleeping.clear()
         self._rung.clear()
+
+    def rest(self, timeout_s: float) -> None:
+        """`wait`, for a moment in which only those in this process can ring."""
+        self._rung.wait(timeout_s)
+        self._rung.clear()
+
+    @property
+    def rung(self) -> threading.Event:
+        """What to set to ring it."""
+        return self._rung
 
     def ring(self) -> None:
         self._rung.set()
@@ -44,13 +60,12 @@ class Bell:
         self._rung.set()
 
     def _listen(self) -> None:
-        heard = 0
         while True:
             self._sleeping.wait()
             if self._closed.is_set():
                 return
             try:
-                heard = self._store.wait(self._topics, heard, LISTEN_S)
+                self._heard = self._store.wait(self._topics, self._heard, LISTEN_S)
             except Exception:
                 # The loop meets the same trouble, and deals with it; here it is only waited out.
                 self._closed.wait(LISTEN_S)

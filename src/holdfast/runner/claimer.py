@@ -121,8 +121,12 @@ class Claimer:
 
     def asking(self, limit: int, policy: Policy, again_max: int | None) -> tuple[Any, ...]:
         """The arguments of `take`. Asked for, claims may be there whatever is answered."""
-        self._turn += 1
         self._unsure = True
+        return self.arguments(limit, policy, again_max)
+
+    def arguments(self, limit: int, policy: Policy, again_max: int | None) -> tuple[Any, ...]:
+        """`asking` by somebody who says himself when there is doubt."""
+        self._turn += 1
         return (
             self._queue,
             self._timers,
@@ -137,11 +141,20 @@ class Claimer:
 
     def answered(self, taken: claims.Taken, tick: Tick) -> deque[Work]:
         """What was asked for, in hand."""
+        works = self.brought(taken, tick)
+        self._unsure = False
+        return works
+
+    def brought(self, taken: claims.Taken, tick: Tick) -> deque[Work]:
+        """What somebody else asked for, in hand."""
         tick.turned_away += taken.turned_away
         works = self._works(taken.items + taken.timers)
-        self._unsure = False
         tick.claimed += len(works)
         return works
+
+    def doubt(self) -> None:
+        """There may be claims of ours that we were not told of."""
+        self._unsure = True
 
     @property
     def sure(self) -> bool:

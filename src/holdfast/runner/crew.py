@@ -21,12 +21,11 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from holdfast.clock import MS, Clock
-from holdfast.durable.queue import Claim, Token
 from holdfast.runner.faults import Exited
-from holdfast.runner.work import Outcome, Work
+from holdfast.runner.work import Outcome
 
 # How much work is taken beyond the hands there are, and for how long it may wait for one.
 AHEAD_NS = 20 * MS
@@ -41,7 +40,20 @@ WRITTEN_OFF_MAX = 100
 # How fast the pace follows: the share of the latest handler in it.
 _FOLLOW = 0.05
 
-End = Outcome | BaseException
+# How an attempt ended: what `run` returned (it has a `latency_ns`), or what went right through it.
+End = Any
+
+
+class Piece(Protocol):
+    """What is given to a crew: an item under a claim, a task under a lease."""
+
+    taken_ns: int
+    began_ns: int
+    dropped: bool
+
+    @property
+    def token(self) -> Any: ...
+    def begin(self, now_ns: int, clock: Clock) -> None: ...
 
 
 class Hand:
@@ -50,9 +62,9 @@ class Hand:
     __slots__ = ("task", "work", "written_off")
 
     def __init__(self) -> None:
-        self.work: Work | None = None
+        self.work: Any = None
         self.written_off = False
-        self.task: asyncio.Task[Outcome] | None = None
+        self.task: asyncio.Task[Any] | None = None
 
 
 class Crew:
@@ -62,7 +74,7 @@ class Crew:
         self,
         size: int,
         *,
-        began: Callable[[Work], None],
+        began: Callable[[Any], None],
         done: Callable[[], None],
         clock: Clock,
         ahead_max: int = 0,
@@ -72,10 +84,10 @@ class Crew:
         self._done = done
         self._clock = clock
         self._ahead_max = ahead_max
-        self._line: deque[Work] = deque()
-        self._finished: deque[tuple[Work, End]] = deque()
-        self._held: dict[Token, Work] = {}
-        self._hands: dict[Token, Hand] = {}
+        self._line: deque[Any] = deque()
+        self._finished: deque[tuple[Any, End]] = deque()
+        self._held: dict[Any, Any] = {}
+        self._hands: dict[Any, Hand] = {}
         self._lock = threading.Lock()
         self._awake = 0
         self._written_off = 0
@@ -105,11 +117,16 @@ class Crew:
         return bool(self._held)
 
     @property
+    def has_finished(self) -> bool:
+        """Whether there is something to collect."""
+        return bool(self._finished)
+
+    @property
     def count(self) -> int:
         return len(self._held)
 
     @property
-    def held(self) -> list[Work]:
+    def held(self) -> list[Any]:
         return list(self._held.values())
 
     @property
@@ -117,39 +134,39 @@ class Crew:
         """Whether work waits although a hand could be woken for it."""
         return bool(self._line) and self._awake < self._hands_left()
 
-    def has(self, claim: Claim) -> bool:
-        return claim.token in self._held
+    def has(self, token: object) -> bool:
+        return token in self._held
 
-    def give(self, works: Sequence[Work]) -> None:
+    def give(self, works: Sequence[Piece]) -> None:
         for work in works:
-            self._held[work.claim.token] = work
+            self._held[work.token] = work
         with self._lock:
             self._line.extend(works)
             self._stood_ns = self._clock.mono_ns()
         self._call()
 
-    def collect(self) -> list[Outcome]:
+    def collect(self) -> list[Any]:
         """What has finished by now. A crash in a handler is raised here, before anything else."""
         outcomes = []
         while self._finished:
             work, end = self._finished.popleft()
-            if self._held.pop(work.claim.token, None) is None:
+            if self._held.pop(work.token, None) is None:
                 continue  # it was dropped
-            if not isinstance(end, Outcome):
+            if isinstance(end, BaseException):
                 raise end
             outcomes.append(end)
         return outcomes
 
-    def waiting(self) -> list[Work]:
+    def waiting(self) -> list[Any]:
         """Take back what no hand has begun."""
         with self._lock:
             works = list(self._line)
             self._line.clear()
         for work in works:
-            del self._held[work.claim.token]
+            del self._held[work.token]
         return works
 
-    def overdue(self, waited_ns: int) -> list[Work]:
+    def overdue(self, waited_ns: int) -> list[Any]:
         """Take back what no hand has begun, if the first in line has waited so long."""
         with self._lock:
             if not self._line or self._clock.mono_ns() - self._line[0].taken_ns < waited_ns:
@@ -158,15 +175,15 @@ class Crew:
             self._pace_ns = max(self._pace_ns, float(waited_ns))
         return self.waiting()
 
-    def drop(self, work: Work) -> None:
+    def drop(self, work: Piece) -> None:
         """Give up on it, begun or not. Its outcome, if there ever is one, is ignored."""
         work.dropped = True
-        self._held.pop(work.claim.token, None)
+        self._held.pop(work.token, None)
         with self._lock:
             if work in self._line:
                 self._line.remove(work)
                 return
-            hand = self._hands.pop(work.claim.token, None)
+            hand = self._hands.pop(work.token, None)
             if hand is None:
                 return
             hand.written_off = True
@@ -188,7 +205,7 @@ class Crew:
 
     # -- the hands' side -----------------------------------------------------------------------
 
-    def _take(self, hand: Hand) -> Work | None:
+    def _take(self, hand: Hand) -> Any:
         """The next in line; None sends the hand to sleep."""
         with self._lock:
             if hand.written_off:
@@ -198,21 +215,21 @@ class Crew:
                 self._rests()
                 return None
             work = hand.work = self._line.popleft()
-            self._hands[work.claim.token] = hand
+            self._hands[work.token] = hand
             self._stood_ns = now_ns = self._clock.mono_ns()
             work.begin(now_ns, self._clock)
             self._began(work)
             return work
 
-    def _ended(self, hand: Hand, work: Work, end: End) -> bool:
+    def _ended(self, hand: Hand, work: Piece, end: End) -> bool:
         """Hand an outcome over; whether the hand is still wanted."""
         with self._lock:
             if hand.written_off:
                 self._written_off -= 1
                 return False
             hand.work = None
-            self._hands.pop(work.claim.token, None)
-            if isinstance(end, Outcome):
+            self._hands.pop(work.token, None)
+            if not isinstance(end, BaseException):
                 was_ns = self._pace_ns or end.latency_ns
                 self._pace_ns = was_ns + _FOLLOW * (end.latency_ns - was_ns)
         self._finished.append((work, end))
@@ -260,10 +277,10 @@ class Threads(Crew):
     def __init__(
         self,
         size: int,
-        run: Callable[[Work], Outcome],
+        run: Callable[[Any], Any],
         *,
         name: str,
-        began: Callable[[Work], None],
+        began: Callable[[Any], None],
         done: Callable[[], None],
         clock: Clock,
         ahead_max: int = 0,
@@ -311,7 +328,7 @@ class Threads(Crew):
 
 
 class Run(Protocol):
-    def __call__(self, work: Work, /) -> Awaitable[Outcome]: ...
+    def __call__(self, work: Any, /) -> Awaitable[Any]: ...
 
 
 class Tasks(Crew):
@@ -323,13 +340,15 @@ class Tasks(Crew):
         run: Run,
         loop: asyncio.AbstractEventLoop,
         *,
-        began: Callable[[Work], None],
+        began: Callable[[Any], None],
         done: Callable[[], None],
         clock: Clock,
         ahead_max: int = 0,
+        failed: Callable[[Any, Exception, int], Any] = Outcome,
     ) -> None:
         super().__init__(size, began=began, done=done, clock=clock, ahead_max=ahead_max)
         self._run = run
+        self._failed = failed
         self._loop = loop
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -356,7 +375,7 @@ class Tasks(Crew):
         if hand.task is not None:
             hand.task.cancel()
 
-    async def _attempt(self, work: Work) -> Outcome:
+    async def _attempt(self, work: Piece) -> Any:
         return await self._run(work)
 
     async def _serve(self, hand: Hand) -> None:
@@ -374,7 +393,7 @@ class Tasks(Crew):
                     return
                 # It cancelled itself, and nobody else is to suffer for it.
                 error = Exited(raised=type(crash).__name__)
-                end = Outcome(work, error, self._clock.mono_ns() - work.began_ns)
+                end = self._failed(work, error, self._clock.mono_ns() - work.began_ns)
             except BaseException as crash:
                 end = crash
             if not self._ended(hand, work, end):

@@ -37,6 +37,7 @@ from holdfast.runner.faults import Fault
 from holdfast.runner.gate import Gate
 from holdfast.runner.hooks import Hooks, LogSink, ReplayHook
 from holdfast.runner.loop import Loop
+from holdfast.runner.parcel import Carrier, Post
 from holdfast.runner.policy import Policy
 from holdfast.runner.settle import Desk
 from holdfast.runner.tending import Tending, Throttle
@@ -101,6 +102,7 @@ class Runner:
         self._admission = admission
         self._fatal: Exception | None = None
         self._sleep = sleep
+        self._carrier: Carrier | None = None
         self._begin()
         if alone is not None:
             alone.enter(self)
@@ -128,6 +130,10 @@ class Runner:
     def set_policy(self, policy: Policy) -> None:
         """In force from the next tick on."""
         self._policy = policy
+
+    def ride(self, carrier: Carrier) -> None:
+        """Let somebody in this process settle what it goes on with. Before the start."""
+        self._carrier = carrier
 
     def boot(self, layout: Mapping[str, int] | None = None) -> None:
         """STOPPED → RUNNING, or an error and still stopped."""
@@ -207,6 +213,11 @@ class Runner:
         )
         self._desk = Desk(self._store, self.hooks)
         self._loop = Loop(self, self._store, self._claimer.names, sleep=self._sleep)
+        self._post: Post | None = None
+        if self._carrier is not None:
+            self._post = Post(
+                self._carrier, self._desk, self._claimer, self._clock, self._loop.ring
+            )
         self._fatal = None
 
     # -- one tick ------------------------------------------------------------------------------
@@ -214,7 +225,8 @@ class Runner:
     @property
     def in_hand(self) -> bool:
         """Whether something is handled or finished that the store does not know of yet."""
-        return bool(self._desk.outcomes) or self._tending.busy
+        parcels = self._post is not None and self._post.busy
+        return bool(self._desk.outcomes) or parcels or self._tending.busy
 
     @property
     def under_way(self) -> int:
@@ -242,6 +254,8 @@ class Runner:
             running = self._state is State.RUNNING
             tending.collect(policy, tick, running=running)
             tending.attend(policy, tick, running=running)
+            if self._post is not None:
+                self._exchange(self._post, policy, tick)
             if self._has_crew and self._state is State.RUNNING and self._desk.outcomes:
                 self._turn(policy, tick)
             self._desk.settle(policy, tick)
@@ -256,6 +270,17 @@ class Runner:
             self._progress()
             self._surface(policy)
             return tick
+
+    def _exchange(self, post: Post, policy: Policy, tick: Tick) -> None:
+        """Take what the carrier has brought, and hand it what is finished."""
+        running = self._state is State.RUNNING
+        works = post.collect(policy, tick, running=running)
+        if works:
+            self._tending.take(works, policy, tick)
+        if running and (self._desk.outcomes or post.busy):
+            # What is throttled is claimed by whoever counts its tokens.
+            room = self.room if self._throttle is None else 0
+            post.send(policy, room, self._again_max(policy))
 
     def _turn(self, policy: Policy, tick: Tick) -> None:
         """Settle and claim in one commit, if there is something for both and nothing in doubt."""
@@ -272,10 +297,14 @@ class Runner:
     def _claim(self, policy: Policy, tick: Tick) -> deque[Work]:
         limit = max(self._limit(policy, tick), 0)
         again_max = self._again_max(policy)
+        if self._post is not None and self._post.busy and not self._claimer.sure:
+            # What is on its way is held, too: it must not be adopted.
+            return deque()
         return self._claimer.claim(limit, policy, tick, self._tending.has, again_max)
 
     def _limit(self, policy: Policy, tick: Tick) -> int:
-        limit = min(policy.max_batch, self.room)
+        asked = 0 if self._post is None else self._post.asked
+        limit = min(policy.max_batch, self.room - asked)
         if self._throttle is not None and limit > 0:
             return self._tending.allowed(self._throttle, limit, tick)
         return limit

@@ -119,8 +119,31 @@ class Desk:
     def closed(self, some: Some, ends: list[str], tick: Tick) -> None:
         """The store has taken these."""
         self.outcomes = self.outcomes[len(some) :]
+        self.told(some, ends, tick)
+
+    def told(self, some: Some, ends: list[str], tick: Tick) -> None:
+        """How these ended, which are not on the desk any more."""
         for (outcome, _), end in zip(_acks_first(some), ends, strict=True):
             self._close(outcome, end, tick)
+
+    def some(self, outcomes: list[Outcome], most: int) -> Some:
+        """The first of these, as many as fit into one commit."""
+        return _some(outcomes[:most])
+
+    def put_back(self, outcomes: list[Outcome], *, unsure: bool) -> None:
+        """Somebody else was to settle these, and perhaps did."""
+        for outcome in outcomes:
+            outcome.unsure = unsure
+        self.outcomes = outcomes + self.outcomes
+
+    def came_back(
+        self, outcomes: list[Outcome], error: HoldfastError, policy: Policy, tick: Tick
+    ) -> None:
+        """The store did not take these from somebody else: they are settled as ever, next time."""
+        self.put_back(outcomes, unsure=isinstance(error, CommitUnknown))
+        if not (transient(error) or isinstance(error, CommitUnknown)):
+            raise error
+        self._refused(error, policy, tick)
 
     @property
     def sure(self) -> bool:

@@ -287,7 +287,7 @@ class Tending:
             self._give_back(works, tick)
 
     def has(self, claim: Claim) -> bool:
-        if self.crew is not None and self.crew.has(claim):
+        if self.crew is not None and self.crew.has(claim.token):
             return True
         kept = (*self.suspects, *self.paced)
         return any(work.claim.token == claim.token for work in kept)

@@ -27,6 +27,7 @@ class Work:
     __slots__ = (
         "_clock", "_extend", "attempt", "began_ns", "claim", "deadline_ns", "dropped", "joined",
         "joined_failing", "joined_lost", "kind", "limit_ns", "lost", "payload", "seq", "taken_ns",
+        "token",
     )  # fmt: skip
 
     def __init__(
@@ -37,6 +38,7 @@ class Work:
         extend: Callable[[Claim, int | None], int | None],
     ) -> None:
         self.claim = claim
+        self.token = claim.token
         self.payload = payload
         self.kind: Kind = kind
         self.seq = claim.seq

@@ -55,8 +55,13 @@ class Want:
     params: bytes
     key: str | None = None
     content: bytes = b""
-    generation: int = 1
     wall_ns: int = 0
+    # The name of this one use, where a key gives the intent another.
+    place: bytes = b""
+
+    def means(self) -> bytes:
+        """What its key stands for."""
+        return digest(self.kind.encode(), self.params)
 
 
 @dataclass(slots=True)
@@ -308,19 +313,17 @@ def _want(
     priority: int = 0,
 ) -> Want:
     born = digest(place.generation.to_bytes(8, "big"), place.world_id.encode(), b"p")[:20]
-    if key is None:
-        # Every handler here emits one thing, so its index is 0.
-        hash = born + place.height.to_bytes(8, "big") + bytes(4)
-    else:
-        hash = keyed_hash(place.generation, place.world_id, key)
+    # Every handler here emits one thing, so its index is 0.
+    at = born + place.height.to_bytes(8, "big") + bytes(4)
+    hash = at if key is None else keyed_hash(place.world_id, key)
     rest = _encode([priority, timeout_ns, tag, key, None])
     content = digest(hash, kind.encode(), params, place.name.encode(), rest)
-    return Want(hash, kind, params, key, content, place.generation, place.wall_ns)
+    return Want(hash, kind, params, key, content, place.wall_ns, at)
 
 
-def keyed_hash(generation: int, world_id: str, key: str) -> bytes:
-    """The name of an intent with a user's key."""
-    return digest(generation.to_bytes(8, "big"), world_id.encode(), b"k" + key.encode())
+def keyed_hash(world_id: str, key: str) -> bytes:
+    """The name of an intent with a user's key, in whatever generation."""
+    return digest(world_id.encode(), b"k" + key.encode())
 
 
 def _event(fields: Plain) -> bytes:

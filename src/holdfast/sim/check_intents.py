@@ -25,6 +25,8 @@ from holdfast.sim.violation import Violation
 Plain = dict[str, Any]
 Place = tuple[str, bytes]
 
+# Codes of receipts that nobody gets who is not owed one.
+UNCALLED = ("key_conflict", "dropped_by_fork")
 # Of the ways not to be done, those where nobody knows whether it was.
 TIMEOUTS = ("timeout", "expiries_exhausted")
 
@@ -40,7 +42,6 @@ class Compared:
         self._mail: Counter[bytes] = Counter()
         self._fired: Counter[Place] = Counter()
         self._receipts: dict[Place, list[Plain]] = {}
-        self._refusals: set[Place] = set()
         self._deleted: set[str] = set()
         self._pending: set[bytes] = set()
         self._slots: Counter[bytes] = Counter()
@@ -108,10 +109,7 @@ class Compared:
             self._fired[subject, hash] += 1
         elif kind == "receipt":
             receipt = check_app.receipt_of(ingress)
-            if receipt["code"] == "key_conflict":
-                self._refusals.add((subject, hash))
-            else:
-                self._receipts.setdefault((subject, hash), []).append(receipt)
+            self._receipts.setdefault((subject, hash), []).append(receipt)
 
     def _shape(self, where: str, queue: str, intent: Plain) -> None:
         """An item is what was wanted, in the queue where it is looked for."""
@@ -207,10 +205,7 @@ class Compared:
             if hash not in intents.timers or intents.timers[hash].subject != subject:
                 self._bad("J1", f"{subject}: a timer {hash.hex()[:8]} of no entry")
         for subject, hash in self._receipts:
-            if (
-                intents.wants.get(hash, ("",))[0] != subject
-                and (subject, hash) not in intents.dropped
-            ):
+            if intents.wants.get(hash, ("",))[0] != subject and (subject, hash) not in intents.owed:
                 forked = subject in self.model.worlds and self.model.worlds[subject].forked
                 text = f"{subject}: a receipt of {hash.hex()[:8]}, which it did not want"
                 self._bad("K1" if forked else "J1", text)
@@ -220,23 +215,25 @@ class Compared:
         for (subject, hash), receipts in self._receipts.items():
             for receipt in receipts:
                 self._says(subject, hash, receipt)
-        for hash, subject in intents.refused.items():
-            if (subject, hash) not in self._refusals:
-                self._bad("E1", f"{subject}: a key was refused, and nobody told")
-        for subject, hash in intents.dropped:
+        for (subject, hash), code in intents.owed.items():
             if len(self._receipts.get((subject, hash), ())) != 1:
-                self._bad("K1", f"{subject}: a fork was not told what it does not get")
+                self._bad(self._line(subject), f"{subject}: it was not told of {code} once")
         for hash in intents.cancelled:
             if self._queued[hash] and intents.wants[hash][0] not in self._deleted:
                 self._bad("E1", f"{intents.wants[hash][0]}: cancelled, and still to be done")
 
+    def _line(self, subject: str) -> str:
+        """What is broken if a world is told something wrong: a fork may have got its parent's."""
+        world = self.model.worlds.get(subject)
+        return "K1" if world is not None and world.forked else "E1"
+
     def _says(self, subject: str, hash: bytes, receipt: Plain) -> None:
         """A receipt says what happened."""
         intents, code = self.model.intents, receipt["code"]
-        dropped = (subject, hash) in intents.dropped
-        if dropped != (code == "dropped_by_fork"):
-            self._bad("K1", f"{subject}: a receipt says {code or receipt['status']}")
-        elif code == "cancelled" and hash not in intents.cancelled:
+        owed = intents.owed.get((subject, hash))
+        if owed != (code if owed or code in UNCALLED else None):
+            self._bad(self._line(subject), f"{subject}: a receipt says {code}, not {owed}")
+        elif code == "cancelled" and not owed and hash not in intents.cancelled:
             self._bad("E1", f"{subject}: cancelled, but nobody asked for it")
         elif (receipt["status"] == "ok") == bool(code):
             self._bad("E1", f"{subject}: a receipt {receipt['status']} with the code {code!r}")

@@ -17,7 +17,7 @@ from holdfast.sim.check_app import Want
 from holdfast.sim.check_world_rows import Comparison
 from holdfast.sim.history import Event, History
 from holdfast.sim.lease_events import expanded, stuck_now
-from holdfast.sim.model_intents import Fire, open_at, timer_of
+from holdfast.sim.model_intents import Fire, timer_of
 from holdfast.sim.model_worlds import FAILURES, Model, World, id_of
 from holdfast.sim.violation import Violation
 
@@ -155,10 +155,9 @@ class _Replay:
             intents.cancel(subject, want.params)
             return
         if want.key is not None:
-            wanted = check_app.digest(want.kind.encode(), want.params)
-            known = want.key in world.ordered
-            if world.ordered.setdefault(want.key, wanted) != wanted:
-                intents.refused[want.hash] = subject
+            known = want.hash in world.ordered
+            if world.ordered.setdefault(want.hash, want.means()) != want.means():
+                intents.owed[subject, want.place] = "key_conflict"
             if known:
                 return
         intents.want(subject, want)
@@ -315,14 +314,25 @@ class _Replay:
         child = World(made["world_id"], made["name"], height, forked=True)
         child.states = [check_app.fresh(state)]
         self.model.worlds[subject] = child
-        effects, timers = open_at(parent.steps, parent.wants, height - parent.base)
-        asked = event.args.get("cutting") or event.args
-        policy = asked.get("policy", asked.get("effects", "drop"))
-        keeps = asked.get("timers", "drop")
-        timers = timers if keeps == "keep" or (keeps != "drop" and len(keeps)) else []
-        self.model.intents.inherit(
-            subject, child.world_id, effects, timers, policy, i=event.i, at_ns=event.at_ns
+        wishes = self.model.intents.open_at(
+            parent.given, parent.steps, parent.wants, height - parent.base
         )
+        policy, keeps = _policies(event)
+        if not keeps:
+            wishes.timers.clear()
+        child.given = self.model.intents.inherit(
+            subject, child.world_id, wishes, policy, i=event.i, at_ns=event.at_ns
+        )
+        child.ordered = dict(child.given.keys)
+
+
+def _policies(event: Event) -> tuple[str, bool]:
+    """What a fork does with effects, and whether it keeps timers."""
+    cutting = event.args.get("cutting")
+    if cutting is None:
+        return event.args.get("effects", "drop"), event.args.get("timers") == "keep"
+    # It has what is kept, so nothing of it may be missing.
+    return cutting["policy"], bool(cutting["wishes"]["timers"])
 
 
 def findings(history: History) -> list[Violation]:

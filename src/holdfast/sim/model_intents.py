@@ -5,6 +5,9 @@
     a timer      waits in its slot, until its world has its event; replaced, it is gone
     one that     is a chain: each firing names the next, by the rule and the clock that the worker told
     repeats
+    what needs   is owed one receipt, with the code that says why: a key that stands for something
+    nobody       else, what a fork does not get, what its parent had cancelled
+    outside
 
 Identities are computed here from what the documents say about them, not by the product's code.
 """
@@ -60,9 +63,12 @@ class Timer:
     # The event that replaced or cancelled it.
     gone: int | None = None
     # A fork's: which of the parent's occurrences it goes on from, nobody tells. If none of them waits
-    # any more, it begins anew, at this time.
+    # any more, it begins anew, under one of these names, at this time.
     inherited: bool = False
+    anew: tuple[bytes, ...] = ()
     anew_ns: int = 0
+    # What it may be called that was first in its slot.
+    first: tuple[bytes, ...] = ()
 
     def told(self, *, crowded: bool) -> set[bytes]:
         """Occurrences that must have been delivered by now, if a full inbox did not keep them."""
@@ -91,8 +97,8 @@ class Timer:
         made: list[bytes] = []
         for name in self.open:
             made += self._occurred(name, self.due_ns[name], fire)
-        if self.inherited and self.open:
-            made += self._occurred(self.open[0], self.anew_ns, fire)
+        for name in self.anew:
+            made += self._occurred(name, self.anew_ns, fire)
         if made:
             several = crowded or self.inherited
             self.open = list(dict.fromkeys([*self.open, *made])) if several else made[-1:]
@@ -133,7 +139,56 @@ def timer_of(subject: str, want: Want, set_ns: int) -> Timer:
         due_ns = set_ns + (told["delay_ns"] or 0)
         timer.due_ns[want.hash] = due_ns if told["wall_ns"] is None else told["wall_ns"]
     timer.open.append(want.hash)
+    timer.first = (want.hash,)
     return timer
+
+
+@dataclass(slots=True)
+class Open:
+    """What a world has wanted and not got: effects, timers by their slots, receipts that it is owed."""
+
+    effects: dict[bytes, Want] = field(default_factory=dict)
+    timers: dict[str, Timer] = field(default_factory=dict)
+    owed: dict[bytes, str] = field(default_factory=dict)
+    # What keys stand for.
+    keys: dict[bytes, bytes] = field(default_factory=dict)
+
+    def copy(self) -> Open:
+        parts = (self.effects, self.timers, self.owed, self.keys)
+        return Open(*(dict(part) for part in parts))
+
+    def got(self, ingress: Plain) -> None:
+        name = ingress["intent_hash"]
+        if ingress["kind"] == "receipt":
+            self.effects.pop(name, None)
+            self.owed.pop(name, None)
+        elif ingress["kind"] == "timer":
+            for slot, timer in list(self.timers.items()):
+                if name in timer.due_ns and not timer.repeats:
+                    del self.timers[slot]
+
+    def want(self, want: Want, timers: dict[bytes, Timer]) -> None:
+        slot = check_app.slot_of(want)
+        if want.kind == "timer.set" and slot is not None:
+            self.timers[slot] = timers[want.hash]
+        elif want.kind == "timer.cancel" and slot is not None:
+            self.timers.pop(slot, None)
+        elif want.kind == "effect.cancel":
+            if self.effects.pop(want.params, None) is not None:
+                self.owed[want.params] = "cancelled"
+        elif want.kind in check_app.EFFECTS and self.is_new(want):
+            self.effects[want.hash] = want
+
+    def is_new(self, want: Want) -> bool:
+        """A key that was used before is no new wish; used for something else, it is refused."""
+        if want.key is None:
+            return True
+        first = self.keys.get(want.hash)
+        if first is None:
+            self.keys[want.hash] = want.means()
+        elif first != want.means():
+            self.owed[want.place] = "key_conflict"
+        return first is None
 
 
 @dataclass(slots=True)
@@ -144,12 +199,10 @@ class Intents:
     wants: dict[bytes, tuple[str, Want]] = field(default_factory=dict)
     timers: dict[bytes, Timer] = field(default_factory=dict)
     slots: dict[tuple[str, str], Timer] = field(default_factory=dict)
-    # Keys that were used for something else before: the world is told.
-    refused: dict[bytes, str] = field(default_factory=dict)
     # Effects that their world does not want any more.
     cancelled: set[bytes] = field(default_factory=set)
-    # Receipts that forks get for what they do not inherit.
-    dropped: set[tuple[str, bytes]] = field(default_factory=set)
+    # Receipts that need nobody outside, by whose they are and their names: the code that each says.
+    owed: dict[tuple[str, bytes], str] = field(default_factory=dict)
 
     def want(self, subject: str, want: Want) -> None:
         self.wants.setdefault(want.hash, (subject, want))
@@ -186,74 +239,52 @@ class Intents:
     # -- forks -----------------------------------------------------------------------------------
 
     def inherit(
-        self,
-        child: str,
-        child_id: str,
-        effects: list[Want],
-        timers: list[bytes],
-        policy: str,
-        *,
-        i: int,
-        at_ns: int,
-    ) -> None:
-        """What a fork takes over of what its parent had open."""
-        for want in effects:
+        self, child: str, child_id: str, wishes: Open, policy: str, *, i: int, at_ns: int
+    ) -> Open:
+        """What a fork takes over of what its parent had open: what it has open itself, at first."""
+        given = Open()
+        for want in wishes.effects.values():
             if policy == "reissue":
-                if want.key is None:
-                    name = digest(b"fork", child_id.encode(), want.hash)
-                else:
-                    name = check_app.keyed_hash(want.generation, child_id, want.key)
-                self.want(child, replace(want, hash=name))
+                name = digest(b"fork", child_id.encode(), want.hash)
+                if want.key is not None:
+                    name = check_app.keyed_hash(child_id, want.key)
+                again = replace(want, hash=name)
+                self.want(child, again)
+                given.want(again, self.timers)
             elif policy == "fail":
-                self.dropped.add((child, want.hash))
-        for hash in timers:
-            self._keep(child, child_id, self.timers[hash], i=i, at_ns=at_ns)
+                given.owed[want.hash] = "dropped_by_fork"
+        if policy != "drop":
+            given.owed |= wishes.owed
+        for hash, code in given.owed.items():
+            self.owed[child, hash] = code
+        for slot, timer in wishes.timers.items():
+            given.timers[slot] = self._keep(child, child_id, timer, i=i, at_ns=at_ns)
+        return given
 
-    def _keep(self, child: str, child_id: str, timer: Timer, *, i: int, at_ns: int) -> None:
+    def _keep(self, child: str, child_id: str, timer: Timer, *, i: int, at_ns: int) -> Timer:
         kept = Timer(
             child, timer.slot, 0, timer.delay_ns, timer.wall_ns, timer.period_ns, timer.missed,
             inherited=True,
         )  # fmt: skip
+        names = {name: digest(b"fork", child_id.encode(), name) for name in timer.due_ns}
         if timer.repeats:
+            kept.anew = tuple(names[name] for name in timer.first)
             kept.anew_ns = (at_ns // timer.period_ns + 1) * timer.period_ns
         # Any occurrence of the parent's may be the one that waits.
         for name, due_ns in timer.due_ns.items():
-            anew = digest(b"fork", child_id.encode(), name)
-            kept.due_ns[anew] = due_ns
-            kept.open.append(anew)
+            kept.due_ns[names[name]] = due_ns
+            kept.open.append(names[name])
+        kept.first = tuple(kept.open)
         self.set_timer(kept, i)
+        return kept
 
-
-def open_at(
-    steps: list[Plain], wants: list[list[Want]], entries: int
-) -> tuple[list[Want], list[bytes]]:
-    """The effects and timers that a world had wanted and not got after so many of its entries."""
-    effects: dict[bytes, Want] = {}
-    timers: dict[str, Want] = {}
-    known: set[bytes | str] = set()
-    for step, wanted in zip(steps[:entries], wants[:entries], strict=True):
-        _got(step["ingress"], effects, timers)
-        for want in wanted:
-            slot = check_app.slot_of(want)
-            if want.kind == "timer.set" and slot is not None:
-                timers[slot] = want
-            elif want.kind == "timer.cancel" and slot is not None:
-                timers.pop(slot, None)
-            elif want.kind == "effect.cancel":
-                effects.pop(want.params, None)
-            elif want.kind in check_app.EFFECTS and (want.key or want.hash) not in known:
-                # A key that was used before is no new wish, whatever became of the first.
-                known.add(want.key or want.hash)
-                effects[want.hash] = want
-    return list(effects.values()), [want.hash for want in timers.values()]
-
-
-def _got(ingress: Plain, effects: dict[bytes, Want], timers: dict[str, Want]) -> None:
-    name = ingress["intent_hash"]
-    if ingress["kind"] == "receipt":
-        if check_app.receipt_of(ingress)["code"] != "key_conflict":
-            effects.pop(name, None)
-    elif ingress["kind"] == "timer":
-        for slot, want in list(timers.items()):
-            if want.hash == name and not check_app.timer_of(want.params)["cron"]:
-                del timers[slot]
+    def open_at(
+        self, given: Open, steps: list[Plain], wants: list[list[Want]], entries: int
+    ) -> Open:
+        """What a world had open after so many of its entries, if this was what it began with."""
+        found = given.copy()
+        for step, wanted in zip(steps[:entries], wants[:entries], strict=True):
+            found.got(step["ingress"])
+            for want in wanted:
+                found.want(want, self.timers)
+        return found

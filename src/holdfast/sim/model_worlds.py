@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.sim import check_app
 from holdfast.sim.check_app import Want
-from holdfast.sim.model_intents import Intents
+from holdfast.sim.model_intents import Intents, Open
 
 Plain = dict[str, Any]
 
@@ -31,8 +31,10 @@ class World:
     delivered: dict[int, tuple[str | None, list[Any]]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)  # acknowledged: somebody relies on it
     keys: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
-    # What keys of effects stand for, in whatever generation they were used.
-    ordered: dict[str, bytes] = field(default_factory=dict)
+    # What a fork took over of its parent's wishes.
+    given: Open = field(default_factory=Open)
+    # What keys of effects stand for, by the names of their intents, in whatever generation.
+    ordered: dict[bytes, bytes] = field(default_factory=dict)
     status: str = "active"
     worker: str | None = None
     held: bool = False

@@ -180,7 +180,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "journal: packed beyond the checkpoint": (
         Edit("durable.journal:compact", "lo, was.checkpoint, limit", "lo, was.height + 1, limit"),
     ),
-    "snapshot: baseline pruned": (Edit("durable.snapshot:prune", " if key != spared", ""),),
+    "snapshot: baseline pruned": (Edit("durable.snapshot:prune", " if key not in spared", ""),),
     # blobs
     "blob: reference not counted": (
         Edit("store.blobs:retain", "refs.count + 1", "max(refs.count, 1)"),

@@ -24,6 +24,7 @@ _set_timer = "world.timers:set_timer"
 _take = "world.timers:take"
 _bequeath = "world.inherit:bequeath"
 _anew = "world.inherit:_anew"
+_got = "world.inherit:_Wishes.got"
 _accept = "world.fabric:_accept"
 
 _KEPT_BY_WORKERS = Edit(_withdraw, "item.expires_ns and not claimed", "item.expires_ns")
@@ -35,13 +36,20 @@ _SLOT_KEPT = Edit(_empty, "queue.withdraw.fn(txn, held.queue(universe), held.seq
 EFFECTS: dict[str, tuple[Edit, ...]] = {
     # what is dispatched
     "publish: key not looked up": (
-        Edit(_used, "dedupe.check(txn, kept, name, content) is not None", "False"),
+        Edit(_used, "if first is None:", "if True:"),
     ),
     "publish: key not remembered": (
         Edit(_used, 'dedupe.remember(txn, kept, name, content, b"")', "pass"),
     ),
     "publish: refusal not told": (
-        Edit(_used, "deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)", "pass"),
+        Edit(
+            _used,
+            "deliver_to(txn, intent.universe_id, intent.world_id, None, answers.refused(intent))",
+            "pass",
+        ),
+    ),
+    "publish: refusal under the name of what the key stands for": (
+        Edit("world.answers:refused", "intent.place_hash()", "intent.intent_hash"),
     ),
     "publish: nobody knows that it waits": (Edit(_dispatch, "txn.put(", "("),),
     "publish: no will": (Edit(_dispatch, "one.world_id, WILL", "one.world_id, ''"),),
@@ -92,7 +100,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     # taking back
     "cancel: another world's": (Edit(_cancel, "waits.world_id != world_id", "False"),),
     "cancel: nobody told": (
-        Edit(_cancel, "deliver_to(txn, universe, world_id, None, ingress)", "pass"),
+        Edit(_cancel, "deliver_to(txn, universe, world_id, None, told)", "pass"),
     ),
     "cancel: done all the same": (
         Edit(_cancel, "queue.withdraw.fn(txn, found.queue(universe), found.seq, True)", "pass"),
@@ -194,27 +202,42 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit("world.outbox:_end", "publish.end(txn, universe, intent.intent_hash) is None", "False"),
     ),
     # forks
-    "fork: effects failed, and nobody told": (
-        Edit(_bequeath, "deliver_to(txn, intent.universe_id, child_id, None, ingress)", "pass"),
+    "fork: answered, and nobody told": (
+        Edit(_bequeath, "deliver_to(txn, universe, child_id, None, one.answer)", "pass"),
     ),
     "fork: effects told to the parent": (
         Edit(
             _bequeath,
-            "deliver_to(txn, intent.universe_id, child_id, None, ingress)",
-            "deliver_to(txn, intent.universe_id, intent.world_id, None, ingress)",
+            "given.append(Heirloom(answer=answers.dropped(intent)))",
+            "deliver_to(txn, universe, intent.world_id, None, answers.dropped(intent))",
         ),
     ),
     "fork: effects reissued for the parent": (Edit(_anew, "world_id=child_id,", ""),),
     "fork: effects reissued under the parent's name": (Edit(_anew, "intent_hash=identity,", ""),),
-    "fork: effects lost": (
-        Edit(_bequeath, "publish.dispatch(txn, _anew(txn, intent, child_id, name))", "pass"),
-    ),
+    "fork: effects lost": (Edit(_bequeath, "publish.dispatch(txn, again)", "pass"),),
     "fork: timers lost": (
         Edit(
-            _bequeath, "slots.hang(txn, again, slot, due_ns, on_calendar=on_calendar)", "pass"
+            _bequeath, "slots.hang(txn, again, timer.key, due_ns, on_calendar=on_calendar)", "pass"
         ),
     ),
-    "fork: receipts do not count": (
-        Edit("world.inherit:_got", "effects.pop(named, None)", "pass"),
+    "fork: receipts do not count": (Edit(_got, "self._effects.pop(named, None)", "pass"),),
+    "fork: what was cancelled is not told": (
+        Edit("world.inherit:_Wishes._cancel", "if gone is not None:", "if False:"),
+    ),
+    "fork: what was cancelled is reissued": (
+        Edit("world.inherit:_Wishes._cancel", ".pop(wanted, None)", ".get(None)"),
+    ),
+    "fork: what was refused is not told": (
+        Edit("world.inherit:_Wishes._is_new", "elif first != intent.wanted():", "elif False:"),
+    ),
+    "fork: told what was read before": (Edit(_got, "self._answers.pop(named, None)", "pass"),),
+    "fork of a fork: what it was given is forgotten": (
+        Edit(
+            "world.inherit:open_after", "_heirlooms(txn, world.universe, world.world_id)", "()"
+        ),
+    ),
+    "fork of a fork: wishes are not kept": (Edit(_bequeath, "given.append(Heirloom(again))", "pass"),),
+    "fork of a fork: a delay counts from the fork": (
+        Edit(_bequeath, "replace(again, enqueued_at_ns=set_ns)", "again"),
     ),
 }  # fmt: skip

@@ -36,6 +36,8 @@ from holdfast.world.kernel import World
 
 # Names of forks that an account may have.
 FORKS = 2
+# Entries after which a fork may still have most of what it was given.
+EARLY = 3
 # What an operator says of an effect that he took care of himself.
 BY_HAND = "by_hand"
 
@@ -136,8 +138,12 @@ class Keeper(Actor):
         parent = self._world(life)
         code = World(UNIVERSE, parent.world_id, parent.name, app.programs[parent.type], app)
         height = life.store.read(_height, parent.world_id)
-        at = life.tape.draw(height + 1)
-        name = f"{parent.name.partition('.')[0]}.f{life.tape.draw(FORKS)}"
+        # Forks of forks have names of their own, and are made early, too: of what a fork was given.
+        account, _, fork = parent.name.partition(".")
+        base = 0 if parent.lineage is None else parent.lineage.forked_at_height
+        span = height + 1 - base
+        at = base + life.tape.draw(min(span, EARLY) if fork and life.tape.draw(2) else span)
+        name = f"{account}.{'g' if fork else 'f'}{life.tape.draw(FORKS)}"
         child_id = life.clock.entropy(16).hex()
         policies = {
             "effects": life.tape.pick(("drop", "fail", "reissue")),

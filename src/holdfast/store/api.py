@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import threading
 import typing
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AbstractContextManager
@@ -103,6 +104,7 @@ class Txn(Protocol):
 class Future(Awaitable[T_co], Protocol[T_co]):
     def result(self, timeout: float | None = None) -> T_co: ...
     def done(self) -> bool: ...
+    def tell(self, event: threading.Event) -> None: ...
 
 
 class Store(Protocol):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Submitted:
-    __slots__ = ("_done", "_error", "_event", "_nudge", "_value", "_waiters")
+    __slots__ = ("_done", "_error", "_event", "_nudge", "_told", "_value", "_waiters")
 
     def __init__(self, nudge: Callable[[], None] | None = None) -> None:
         """`nudge` makes sure that what is waited for is under way."""
@@ -27,6 +27,7 @@ class Submitted:
         self._value: Any = None
         self._error: BaseException | None = None
         self._event: threading.Event | None = None
+        self._told: threading.Event | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
 
     def done(self) -> bool:
@@ -45,6 +46,15 @@ class Submitted:
         if self._error is not None:
             raise self._error
         return self._value
+
+    def tell(self, event: threading.Event) -> None:
+        """Set an event when it is done: for one who waits for several things at once."""
+        self._told = event
+        if self._nudge is not None:
+            self._nudge()
+        # Looked at after it is in place, as in `result`.
+        if self._done:
+            event.set()
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         try:
@@ -81,6 +91,8 @@ class Completions:
         future._done = True
         if future._event is not None:
             future._event.set()
+        if future._told is not None:
+            future._told.set()
         for loop, waiter in future._waiters:
             self._wakes.setdefault(loop, []).append(waiter)
 

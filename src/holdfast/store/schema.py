@@ -42,6 +42,8 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "a" <world>                              its assignment to a worker
                     <u> "b" <worker> <world>                     index: worlds of a worker
                     <u> "t" <world> <slot>                       pending timers by their key
+                    <u> "i" <intent>                             effects without a receipt
+                    <u> "h" <world> <n>                          what a fork was given when it was made
                     <u> "c" <status>                             counters
                     <u> "route" <u'>                             when a pool last had a route there
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
@@ -83,6 +85,7 @@ class Space(IntEnum):
     READY = 12
     WORKER = 13
     RUN = 14
+    TASK = 15
 
 
 SCHEMA_MAJOR = 0

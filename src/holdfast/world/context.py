@@ -32,6 +32,7 @@ from holdfast.messages import (
     Intent,
     TimerSet,
     intent_hash,
+    keyed_hash,
 )
 from holdfast.world import every
 from holdfast.world.catalog import check_text
@@ -191,11 +192,15 @@ class Context(Correspondence):
         if type(priority) is not int or abs(priority) > QUEUE_PRIORITY_MAX:
             raise Invalid(what="priority", found=repr(priority)[:64], max=QUEUE_PRIORITY_MAX)
         frame = self._frame
-        place = (frame.height, len(self.intents)) if key is None else key
+        index = len(self.intents)
+        if key is None:
+            identity = intent_hash(frame.generation, frame.world_id, (frame.height, index))
+        else:
+            identity = keyed_hash(frame.world_id, key)
         intent = Intent(
             frame.universe,
             frame.world_id,
-            intent_hash(frame.generation, frame.world_id, place),
+            identity,
             kind,
             params,
             frame.name,
@@ -209,6 +214,7 @@ class Context(Correspondence):
             frame.height,
             frame.generation,
             answered=kind != FABRIC_SEND or frame.mail_answered,
+            index=index,
         )
         packed(intent)
         self.intents.append(intent)

@@ -14,7 +14,7 @@ from holdfast.codec import Record
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.durable.bounds import check_limit
 from holdfast.durable.lease import Lease, release
-from holdfast.errors import HeadMoved, HoldfastError, Invalid, to_wire
+from holdfast.errors import Conflict, HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
 from holdfast.store.txn import attempt
@@ -49,6 +49,9 @@ class Cycle(Record, frozen=True):
     drained: bool
     # The store time when the reducers ran: delays count from there.
     wanted_ns: int = 0
+    # SHA-256 of the last messages that were handled, if they were not in the inbox yet: at the commit
+    # they must be, under the numbers up to `to_seq`.
+    assumes: list[bytes] = []
 
     @property
     def size(self) -> int:
@@ -120,6 +123,9 @@ def _check(txn: Txn, cycle: Cycle) -> None:
     found = journal.head(txn, subject).height
     if found != cycle.expected_head:
         raise HeadMoved(subject=subject, expected=cycle.expected_head, found=found)
+    for seq, digest in enumerate(cycle.assumes, start=cycle.to_seq - len(cycle.assumes) + 1):
+        if not inbox.holds(txn, subject, seq, digest):
+            raise Conflict(world=cycle.world_id, seq=seq, why="the inbox is not what was assumed")
 
 
 def _advance(txn: Txn, cycle: Cycle) -> None:

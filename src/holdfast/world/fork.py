@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 from holdfast.durable import journal, snapshot
 from holdfast.errors import Invalid, NotFound
-from holdfast.messages import Intent
 from holdfast.store.api import Txn
 from holdfast.world import catalog
 from holdfast.world.catalog import Lineage, Status, WorldRecord, subject_of
@@ -34,8 +33,7 @@ class Cutting(NamedTuple):
     state: bytes
     # What the child takes over, and how.
     policy: str = "drop"
-    effects: tuple[Intent, ...] = ()
-    timers: tuple[Intent, ...] = ()
+    wishes: Open = Open()
 
 
 def fork(
@@ -68,20 +66,14 @@ def cut(
         raise NotFound(what="height", world=parent_id, found=height, head=head.height)
     hash = journal.hash_at(txn, subject, height)
     state = _state_bytes(txn, parent, subject, height)
-    wishes = Open([], [])
+    wishes = Open()
     if (effects, timers) != ("drop", "drop"):
         wishes = open_after(txn, parent, height)
-    return Cutting(
-        universe,
-        parent.program.type,
-        parent_id,
-        height,
-        hash,
-        state,
-        effects,
-        () if effects == "drop" else tuple(wishes.effects),
-        () if timers == "drop" else tuple(wishes.timers),
-    )
+    if effects == "drop":
+        wishes = wishes._replace(effects=(), answers=())
+    if timers == "drop":
+        wishes = wishes._replace(timers=())
+    return Cutting(universe, parent.program.type, parent_id, height, hash, state, effects, wishes)
 
 
 def plant(txn: Txn, cutting: Cutting, name: str, child_id: str) -> WorldRecord:
@@ -98,8 +90,8 @@ def plant(txn: Txn, cutting: Cutting, name: str, child_id: str) -> WorldRecord:
     journal.begin_at(txn, child, height, cutting.hash)
     made = catalog.with_lineage(made, Lineage(cutting.parent_id, hash, height))
     catalog.save(txn, made)
-    if cutting.effects or cutting.timers:
-        bequeath(txn, child_id, name, cutting.policy, list(cutting.effects), list(cutting.timers))
+    if any(cutting.wishes):
+        bequeath(txn, universe, child_id, name, cutting.policy, cutting.wishes)
     return made
 
 

@@ -11,7 +11,9 @@ reducers, outside any transaction; `cycle.commit` is the transaction. `settle` t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -65,7 +67,7 @@ class Host:
     ) -> None:
         self.world = world
         self.lease = lease
-        self._clock = clock
+        self.clock = clock
         self._budgets = budgets
         self._policy = policy
         self._subject = subject_of(world.universe, world.world_id)
@@ -106,11 +108,13 @@ class Host:
         *,
         singly: bool = False,
         waiting: list[inbox.Ingress] | None = None,
+        assumed: int = 0,
     ) -> Cycle | None:
         """Drain the inbox within the budgets and run the reducers; None when nothing is to be done.
 
         Reducers run outside any transaction: one that takes long holds nobody up but its world.
-        `waiting` is what `drain` found, if that was asked already.
+        `waiting` is what `drain` found, if that was asked already; the last `assumed` of it are not
+        in the inbox yet, and must be when the cycle is committed.
         """
         limit = 1 if singly else self.limit
         if waiting is None:
@@ -123,8 +127,8 @@ class Host:
         self.loaded = False
         size = 0
         height, seq = self.height, self.cursor
-        stop_ns = self._clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
-        wall_ns = self._clock.wall_ns()
+        stop_ns = self.clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
+        wall_ns = self.clock.wall_ns()
         wanted_ns = store.now_ns()
         safe = None
         for item in waiting:
@@ -138,7 +142,7 @@ class Host:
                 seq=seq,
                 height=height,
                 wall_ns=wall_ns,
-                entropy=self._clock.entropy(16),
+                entropy=self.clock.entropy(16),
                 generation=self.lease.generation,
                 base=self._snapshot_height,
             )
@@ -156,7 +160,7 @@ class Host:
             if (
                 len(intents) >= self._budgets.max_effects_per_cycle
                 or size >= CYCLE_BYTES_MAX
-                or self._clock.mono_ns() >= stop_ns
+                or self.clock.mono_ns() >= stop_ns
             ):
                 break
         self.working_on = 0
@@ -170,6 +174,10 @@ class Host:
             self._freshen() if due else None,
             drained=len(bodies) == len(waiting) < limit,
             wanted_ns=wanted_ns,
+            assumes=[
+                sha256(item.body).digest()
+                for item in waiting[len(waiting) - assumed : len(bodies)]
+            ],
         )
 
     def commit(self, txn: Txn, cycle: Cycle) -> None:
@@ -219,6 +227,7 @@ class Host:
         *,
         drained: bool,
         wanted_ns: int = 0,
+        assumes: Sequence[bytes] = (),
     ) -> Cycle:
         return Cycle(
             self.world.universe,
@@ -233,6 +242,7 @@ class Host:
             self._policy.keep,
             drained,
             wanted_ns,
+            list(assumes),
         )
 
     def _due(self, height: int) -> bool:

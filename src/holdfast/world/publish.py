@@ -8,8 +8,9 @@
     effect.cancel  out of that queue, even if somebody has claimed it: its receipt is `cancelled`
 
 An intent without a key is born at one height of one journal, and is published by the commit of that
-entry alone: nothing could dispatch it twice. One with a user's key is remembered; used before, it is
-not dispatched again, and with other parameters its receipt is the error `key_conflict`.
+entry alone: nothing could dispatch it twice. One with a user's key is remembered: wanted again, it is the
+same intent, and has one receipt. With other parameters it is another one, whose receipt is the error
+`key_conflict`.
 
 An effect that has no receipt yet is *pending*: it has a row, and delivering its receipt takes the row
 away (`end`). So there is one receipt, whoever brings it: an adapter, a cancel, a will, an operator.
@@ -25,6 +26,7 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable import dedupe, inbox, queue
+from holdfast.durable import item as items
 from holdfast.errors import KeyConflict, NotFound
 from holdfast.messages import (
     EFFECT_CANCEL,
@@ -34,12 +36,11 @@ from holdfast.messages import (
     Intent,
     Receipt,
     Status,
-    intent_hash,
     receipt_ingress,
 )
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
-from holdfast.world import fabric, timers
+from holdfast.world import answers, fabric, timers
 from holdfast.world.catalog import subject_of
 from holdfast.world.ingress import Delivered, deliver_to
 
@@ -185,34 +186,25 @@ def _dispatch(txn: Txn, intents: list[Intent]) -> None:
 
 def _used(txn: Txn, intent: Intent) -> bool:
     """Whether the user's key was used before. If it was for something else, the world is told."""
-    assert intent.key is not None
-    kept = scope(intent.universe_id)
-    # Whatever generation it was used in: a store that is restored remembers it.
-    name = intent_hash(0, intent.world_id, intent.key).hex()
-    content = intent.wanted()
+    kept, name, content = scope(intent.universe_id), intent.intent_hash.hex(), intent.wanted()
+    found = dedupe.recall(txn, kept, name)
+    first = _awaited(txn, intent) if found is None else found.body_hash
+    if first is None:
+        dedupe.remember(txn, kept, name, content, b"")
+        return False
+    if first != content:
+        deliver_to(txn, intent.universe_id, intent.world_id, None, answers.refused(intent))
+    return True
+
+
+def _awaited(txn: Txn, intent: Intent) -> bytes | None:
+    """What a key stands for that was forgotten while its effect waits: it is the same wish still."""
     waits = pending(txn, intent.universe_id, intent.intent_hash)
-    if waits is not None and not waits.dead and dedupe.recall(txn, kept, name) is None:
-        # It has waited for longer than keys are remembered: it is the same wish all the same.
-        return True
-    try:
-        if dedupe.check(txn, kept, name, content) is not None:
-            return True
-    except KeyConflict:
-        refusal = Receipt(
-            intent.intent_hash,
-            intent.effect_kind,
-            Status.ERROR,
-            code=KeyConflict.code,
-            error=KeyConflict.hint,
-            tag=intent.tag,
-        )
-        ingress = receipt_ingress(refusal, correlation_id=intent.correlation_id)
-        # Whatever the refusal tells is part of its key: refused once more, it is the same message.
-        key = f"receipt:{name}:{intent.content().hex()}"
-        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
-        return True
-    dedupe.remember(txn, kept, name, content, b"")
-    return False
+    if waits is None or waits.dead:
+        return None
+    keys = items.keys_of(waits.queue(intent.universe_id))
+    item = items.load(txn, keys, items.pack_int(waits.seq))
+    return codec.unpack_as(Intent, queue.payload_of(txn, item)).wanted()
 
 
 def _pending_key(universe: str, intent_hash: bytes) -> bytes:
@@ -274,14 +266,7 @@ def _cancel(txn: Txn, intent: Intent) -> None:
     if found is None:
         return
     queue.withdraw.fn(txn, found.queue(universe), found.seq, True)
-    told = Receipt(
-        wanted,
-        found.effect_kind,
-        Status.ERROR,
-        code="cancelled",
-        error="by its world",
-        attempts=0,
-        tag=found.tag,
+    told = answers.cancelled(
+        wanted, found.effect_kind, tag=found.tag, correlation_id=found.correlation_id
     )
-    ingress = receipt_ingress(told, correlation_id=found.correlation_id)
-    deliver_to(txn, universe, world_id, None, ingress)
+    deliver_to(txn, universe, world_id, None, told)

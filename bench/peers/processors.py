@@ -1,0 +1,39 @@
+"""Processor time of whole families of processes: a server has children, and they have theirs."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+from bench.workers import cpu_ns
+
+
+def used_ns(roots: Iterable[int]) -> int:
+    """What these processes and those that descend from them have used so far.
+
+    Those that have ended meanwhile are not in it.
+    """
+    total = 0
+    for pid in _families(roots):
+        with contextlib.suppress(OSError):
+            total += cpu_ns(pid)
+    return total
+
+
+def _families(roots: Iterable[int]) -> set[int]:
+    children = defaultdict(list)
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # The name is in parentheses and may hold anything.
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+            children[parent].append(int(stat.parent.name))
+    found: set[int] = set()
+    left = list(roots)
+    while left:
+        pid = left.pop()
+        if pid not in found:
+            found.add(pid)
+            left += children[pid]
+    return found

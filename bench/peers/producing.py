@@ -1,0 +1,81 @@
+"""How producers enqueue, whatever the system: by many callers at once, and at a pace.
+
+It imports nothing of ours: the peers' interpreter runs it, too. What is enqueued carries the time
+just before the call, by the clock of `tally`. A call is over when the task is durable.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+
+async def by_tasks(
+    enqueue: Callable[[int], Awaitable[Any]], callers: int, seconds: float
+) -> dict[str, Any]:
+    """So many coroutines, each enqueues the next when its last is durable."""
+    count, began = 0, time.perf_counter()
+
+    async def call() -> None:
+        nonlocal count
+        while time.perf_counter() - began < seconds:
+            await enqueue(time.monotonic_ns())
+            count += 1
+
+    await asyncio.gather(*(call() for _ in range(callers)))
+    return rate(count, began)
+
+
+def by_threads(enqueue: Callable[[int], Any], callers: int, seconds: float) -> dict[str, Any]:
+    counts = [0] * callers
+    began = time.perf_counter()
+
+    def call(at: int) -> None:
+        while time.perf_counter() - began < seconds:
+            enqueue(time.monotonic_ns())
+            counts[at] += 1
+
+    threads = [threading.Thread(target=call, args=(at,)) for at in range(callers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return rate(sum(counts), began)
+
+
+async def in_batches(
+    enqueue: Callable[[list[int]], Awaitable[Any]], count: int, size: int
+) -> dict[str, Any]:
+    """One batch after the other."""
+    began = time.perf_counter()
+    for at in range(0, count, size):
+        await enqueue([time.monotonic_ns()] * min(size, count - at))
+    return rate(count, began)
+
+
+async def paced(
+    enqueue: Callable[[int], Awaitable[Any]], count: int, per_s: float
+) -> dict[str, Any]:
+    due = time.perf_counter()
+    for _ in range(count):
+        due += 1 / per_s
+        await asyncio.sleep(max(due - time.perf_counter(), 0))
+        await enqueue(time.monotonic_ns())
+    return {"count": count}
+
+
+def paced_calls(enqueue: Callable[[int], Any], count: int, per_s: float) -> dict[str, Any]:
+    due = time.perf_counter()
+    for _ in range(count):
+        due += 1 / per_s
+        time.sleep(max(due - time.perf_counter(), 0))
+        enqueue(time.monotonic_ns())
+    return {"count": count}
+
+
+def rate(count: int, began: float) -> dict[str, Any]:
+    took = time.perf_counter() - began
+    return {"rate": count / took, "count": count, "took_s": took}

@@ -1,0 +1,59 @@
+"""What our producer does: `python -m bench.peers.task_load producer|embedded STORE`, answers by lines.
+
+`embedded` is all in one process: it opens a store, every role with it, and has one task done.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any
+
+from bench.peers.answers import serve
+from bench.peers.producing import by_threads, paced_calls, rate
+from bench.peers.tally import NOTE
+from bench.peers.task_app import app, run
+from holdfast.tasks.rows import counts_of, keys_of
+
+
+class Producer:
+    def __init__(self, path: str) -> None:
+        self._runtime = app.open(path, roles=())
+
+    def single(self, callers: int, seconds: float) -> dict[str, Any]:
+        return by_threads(self._one, callers, seconds)
+
+    def batched(self, count: int, size: int) -> dict[str, Any]:
+        began = time.perf_counter()
+        for at in range(0, count, size):
+            sent = (time.monotonic_ns(), NOTE)
+            self._runtime.submit_many(run, [sent] * min(size, count - at))
+        return rate(count, began)
+
+    def paced(self, count: int, per_s: float) -> dict[str, Any]:
+        return paced_calls(self._one, count, per_s)
+
+    def left(self) -> dict[str, Any]:
+        """What is not COMPLETED yet; FAILED or DEAD would be an error of the benchmark."""
+        keys = keys_of(self._runtime.universe)
+        counts = self._runtime.store.read(counts_of, keys, run.spec.queue)
+        assert counts.failed == counts.dead == 0, counts
+        return {"left": counts.waiting + counts.leased}
+
+    def _one(self, sent_ns: int) -> None:
+        self._runtime.submit(run, sent_ns, NOTE)
+
+
+def main() -> None:
+    role, path = sys.argv[1:]
+    if role == "embedded":
+        with app.open(path) as runtime:
+            runtime.submit(run, time.monotonic_ns(), NOTE).result(60)
+            serve({})
+        return
+    producer = Producer(path)
+    serve({name: getattr(producer, name) for name in dir(producer) if not name.startswith("_")})
+
+
+if __name__ == "__main__":
+    main()

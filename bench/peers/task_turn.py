@@ -1,0 +1,205 @@
+"""A turn of the task workload, the same for every system: its parts, and how each is timed.
+
+What differs is behind `Tasks`: a producer that answers by lines, a worker that can be started and
+ended, and the processes of the server. When a task was done is read from the tally, which the
+workers of all systems keep alike.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any, Protocol
+
+from bench.peers import tally
+from bench.peers.process import Load, Process, ProcessFailed
+from bench.peers.processors import used_ns
+from bench.peers.suite import percentile
+from bench.peers.task_workload import BATCH, CALLERS, LATENCY_PER_S, WHO, TaskAmount
+
+POLL_S = 0.002
+# More seldom: to ask how many tasks are left is not free.
+SETTLE_POLL_S = 0.02
+WITHIN_S = 180.0
+WARM_S = 0.3
+WARM_PACED = 20
+QUIET_S = 1.0
+# Not on the disk that is measured, where there is such a place.
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Tasks(Protocol):
+    """A system while it runs."""
+
+    producer: Load
+    tally: Path
+
+    def worker(self) -> contextlib.AbstractContextManager[Sequence[int]]:
+        """While it is entered, tasks are taken and run; gives the processes that do."""
+
+    def server(self) -> Sequence[int]:
+        """The processes besides worker and producer."""
+
+    def load(self, count: int) -> None:
+        """So many tasks, as fast as it goes. Not timed."""
+
+    def left(self) -> int:
+        """How many tasks are not settled yet, as far as it can tell."""
+
+    @property
+    def embedded(self) -> Callable[[], Process] | None:
+        """Starts a process that makes a new store, enqueues and runs; None if it needs a server."""
+
+    @property
+    def starts(self) -> bool:
+        """Whether its worker is started at all, or only let go on."""
+
+
+class TaskTurn:
+    def __init__(self, tasks: Tasks) -> None:
+        self._tasks = tasks
+        self._small_rate: float | None = None
+        # Everything has been used once before anything is timed.
+        self._drained(self._ask("single", callers=CALLERS, seconds=WARM_S)["count"])
+
+    def enqueue(self, amount: TaskAmount) -> dict[str, float]:
+        single = self._ask("single", callers=CALLERS, seconds=amount.seconds)
+        self._drained(single["count"])
+        found = {"single": single["rate"]}
+        if amount.batched:
+            batched = self._ask("batched", count=amount.batched, size=BATCH)
+            self._drained(batched["count"])
+            found["batched"] = batched["rate"]
+        return found
+
+    def drain(self, amount: TaskAmount) -> dict[str, float]:
+        self._tasks.load(amount.small)
+        self._small_rate = _rate(self._drained(amount.small))
+        return {"drain_10k": self._small_rate}
+
+    def end_to_end(self, amount: TaskAmount) -> dict[str, float]:
+        found = {}
+        with self._tasks.worker() as worker:
+            self._done(self._ask("single", callers=CALLERS, seconds=WARM_S)["count"])
+            rate, used = self._both(worker, "single", callers=CALLERS, seconds=amount.seconds)
+            found = {"end_to_end": rate, **used}
+            if amount.batched:
+                rate, used = self._both(worker, "batched", count=amount.batched, size=BATCH)
+                found["end_to_end_batched"] = rate
+                found |= {f"{name}_batched": value for name, value in used.items()}
+        return found
+
+    def latency(self, amount: TaskAmount) -> dict[str, float]:
+        with self._tasks.worker():
+            self._done(self._ask("paced", count=WARM_PACED, per_s=LATENCY_PER_S)["count"])
+            records = self._done(
+                self._ask("paced", count=amount.paced, per_s=LATENCY_PER_S)["count"]
+            )
+        took = [(done_ns - sent_ns) / 1e6 for sent_ns, done_ns in records]
+        return {"p50": percentile(took, 0.5), "p95": percentile(took, 0.95)}
+
+    def idle(self, amount: TaskAmount) -> dict[str, float]:
+        with self._tasks.worker() as worker:
+            self._done(self._ask("paced", count=WARM_PACED, per_s=LATENCY_PER_S)["count"])
+            time.sleep(QUIET_S)
+            pids = [*worker, *self._tasks.server()]
+            before, began = used_ns(pids), time.monotonic_ns()
+            time.sleep(amount.idle_s)
+            return {"idle": 100 * (used_ns(pids) - before) / (time.monotonic_ns() - began)}
+
+    def cold(self, amount: TaskAmount) -> dict[str, float]:
+        found = {}
+        if self._tasks.starts:
+            self._ask("paced", count=1, per_s=LATENCY_PER_S)
+            began = time.monotonic_ns()
+            with self._tasks.worker():
+                found["worker_start"] = (self._done(1)[0][1] - began) / 1e6
+        if self._tasks.embedded:
+            began = time.monotonic_ns()
+            with self._tasks.embedded():
+                found["cold"] = (self._until(1)[0][1] - began) / 1e6
+            self._forget()
+        return found
+
+    def backlog(self, amount: TaskAmount) -> dict[str, float]:
+        if not amount.large:
+            return {}
+        self._tasks.load(amount.large)
+        with self._tasks.worker():
+            self._until(1)
+            rate = _rate(self._until(amount.large, for_s=amount.drain_s))
+        found = {"drain_200k": rate}
+        if self._small_rate:
+            found["flat"] = rate / self._small_rate
+        return found
+
+    # -- inside --------------------------------------------------------------------------------
+
+    def _ask(self, what: str, **parameters: Any) -> dict[str, Any]:
+        return self._tasks.producer.ask(what, **parameters)
+
+    def _both(
+        self, worker: Sequence[int], what: str, **parameters: Any
+    ) -> tuple[float, dict[str, float]]:
+        """Enqueued and done at the same time: the rate, and processor time a task of each side."""
+        groups = ([self._tasks.producer.pid], worker, self._tasks.server())
+        before = [used_ns(group) for group in groups]
+        count = self._ask(what, **parameters)["count"]
+        records = self._done(count)
+        used = [used_ns(group) - was for group, was in zip(groups, before, strict=True)]
+        began = min(sent_ns for sent_ns, _ in records)
+        rate = 1e9 * count / (max(done_ns for _, done_ns in records) - began)
+        return rate, {
+            f"{who}_us": ns / 1000 / count for who, ns in zip(WHO, used, strict=True) if ns
+        }
+
+    def _drained(self, count: int) -> list[tuple[int, int]]:
+        """A worker from its start until it has done as many as there are."""
+        with self._tasks.worker():
+            return self._done(count)
+
+    def _done(self, count: int) -> list[tuple[int, int]]:
+        """Until so many were done and are settled, and the tally is empty again."""
+        records = self._until(count)
+        until = time.monotonic() + WITHIN_S
+        while left := self._tasks.left():
+            if time.monotonic() > until:
+                raise ProcessFailed(f"{left} tasks are done and not settled")
+            time.sleep(SETTLE_POLL_S)
+        self._forget()
+        return records
+
+    def _until(self, count: int, for_s: float | None = None) -> list[tuple[int, int]]:
+        """Until so many were done, or for a while. Time is that of the records, not of the looks."""
+        until = time.monotonic() + (for_s or WITHIN_S)
+        while (done := tally.count(self._tasks.tally)) < count and time.monotonic() < until:
+            time.sleep(POLL_S)
+        if for_s is None and done < count:
+            raise ProcessFailed(f"{done} of {count} tasks were done within {WITHIN_S:g} s")
+        return tally.records(self._tasks.tally)
+
+    def _forget(self) -> None:
+        os.truncate(self._tasks.tally, 0)
+
+
+@contextlib.contextmanager
+def tally_file(directory: Path) -> Iterator[Path]:
+    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else directory
+    home = Path(mkdtemp(prefix="bench-tally-", dir=parent))
+    path = home / "done"
+    path.touch()
+    try:
+        yield path
+    finally:
+        path.unlink()
+        home.rmdir()
+
+
+def _rate(records: Sequence[tuple[int, int]]) -> float:
+    """From the first that was done: until then it was the worker that started."""
+    times = [done_ns for _, done_ns in records]
+    return 1e9 * (len(times) - 1) / (max(times) - min(times))

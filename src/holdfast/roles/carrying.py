@@ -1,0 +1,267 @@
+"""What a world worker carries for the adapter pools of its process.
+
+A receipt is what its world goes on with. Where the world is hosted in the process of the pool, its
+next cycle is computed on the assumption that the receipt has arrived, and one transaction settles the
+effect (which delivers the receipt), commits the cycle (which takes it from the inbox) and claims the
+next effects for the pool: one commit for a step of a chain, and the same operations in the same order
+as without.
+
+- The cycle names what it assumed. If the inbox turns out to hold anything else (somebody sent to the
+  world meanwhile, the effect was cancelled, its claim was lost), the cycle is refused and the receipt
+  is an ordinary ingress, or none. A world that was mistaken so goes the ordinary way for a while.
+- Parcels come from the threads of runners and are worked off by the worker's alone. Some are under way
+  while the next are made, so that neither the writer nor the worker waits for the other.
+- A world whose cycle is under way is nobody else's until that is answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+from holdfast import codec
+from holdfast.clock import S
+from holdfast.config import CYCLES_BYTES_MAX
+from holdfast.durable import queue
+from holdfast.durable.inbox import Ingress
+from holdfast.errors import CommitUnknown, Conflict, HoldfastError, from_wire
+from holdfast.messages import Intent, Receipt, receipt_ingress
+from holdfast.roles.receipts import receive
+from holdfast.runner import claims
+from holdfast.runner.bell import Bell
+from holdfast.runner.parcel import Parcel
+from holdfast.runner.work import Outcome
+from holdfast.store.api import Future, Pending, Store, Txn
+from holdfast.world.cycle import Cycle, commit
+from holdfast.world.host import Host
+
+# Transactions under way, and the outcomes of one.
+AHEAD = 3
+OUTCOMES_MIN = 16
+OUTCOMES_MAX = 64
+# How long a world that was mistaken about its inbox is not carried.
+MISTAKEN_S = 1.0
+
+
+class Worker(Protocol):
+    """What carrying needs of the worker, in whose thread it happens."""
+
+    store: Store
+    universe: str
+
+    def carriable(self, world_id: str) -> bool:
+        """Whether a world is hosted here and sound. Others may ask, from their threads."""
+
+    def drain_all(self, world_ids: Sequence[str]) -> dict[str, list[Ingress]]:
+        """What waits for those of them whose state is in memory."""
+
+    def host_of(self, world_id: str) -> Host: ...
+
+    def prepared(self, world_id: str, waiting: list[Ingress], assumed: int) -> Cycle | None:
+        """Run a world's reducers; None if it had to be parked."""
+
+    def committed(
+        self, world_id: str, cycle: Cycle, error: HoldfastError | None, now_ns: int
+    ) -> HoldfastError | None: ...
+
+
+class Brought(NamedTuple):
+    """What was sent: parcels, the cycles that follow, and the answer to all of it."""
+
+    parcels: list[Parcel]
+    cycles: list[tuple[str, Cycle]]
+    future: Future[Any]
+
+
+class Carriage:
+    """The carrier of a process. Parcels are taken while it is open."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._parcels: deque[Parcel] = deque()
+        self._bell: Bell | None = None
+        self._sent: deque[Brought] = deque()
+        self._under_way: set[str] = set()
+        self._mistaken: dict[str, int] = {}
+
+    def open(self, bell: Bell) -> None:
+        """From now on parcels are taken; each, and each answer, rings."""
+        self._bell = bell
+
+    def close(self) -> None:
+        """No more. What was not begun is taken back by whoever sent it."""
+        self._bell = None
+
+    # -- for runners ---------------------------------------------------------------------------
+
+    def carries(self, outcome: Outcome) -> bool:
+        found = _received(outcome)
+        if found is None or found[0].universe_id != self._worker.universe:
+            return False
+        world_id = found[0].world_id
+        return world_id not in self._mistaken and self._worker.carriable(world_id)
+
+    def carry(self, parcel: Parcel) -> bool:
+        bell = self._bell
+        if bell is None:
+            return False
+        self._parcels.append(parcel)
+        bell.ring()
+        return True
+
+    def withdraw(self, parcel: Parcel) -> bool:
+        try:
+            self._parcels.remove(parcel)
+        except ValueError:
+            return False
+        return True
+
+    # -- for the worker ------------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._sent)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether there is something to make and room for it."""
+        return bool(self._parcels) and len(self._sent) < AHEAD
+
+    def has(self, world_id: str) -> bool:
+        """Whether a world's cycle is under way here."""
+        return world_id in self._under_way
+
+    def turn(self, stop_ns: int) -> bool:
+        """Take answers that are there, and send what waits; whether anything was done."""
+        if self._mistaken:
+            now_ns = self._worker.store.now_ns()
+            self._mistaken = {w: at_ns for w, at_ns in self._mistaken.items() if at_ns > now_ns}
+        done = False
+        while True:
+            if self._sent and self._sent[0].future.done():
+                self._brought(self._sent.popleft())
+            elif self.waiting:
+                self._bring(self._some(), stop_ns)
+            else:
+                return done
+            done = True
+
+    def finish(self) -> None:
+        """Wait for what is under way, and take no more."""
+        self.close()
+        while self._sent:
+            brought = self._sent.popleft()
+            brought.future.exception()
+            self._brought(brought)
+
+    def _some(self) -> list[Parcel]:
+        """The next parcels. All that wait would soon be all there are, under way at the same time."""
+        waiting = sum(len(parcel.some) for parcel in list(self._parcels))
+        most = min(max(waiting // AHEAD, OUTCOMES_MIN), OUTCOMES_MAX)
+        some: list[Parcel] = []
+        size = 0
+        while size < most:
+            try:
+                parcel = self._parcels.popleft()
+            except IndexError:
+                break
+            some.append(parcel)
+            size += len(parcel.some)
+        return some
+
+    def _bring(self, parcels: list[Parcel], stop_ns: int) -> None:
+        """Run the cycles that follow from parcels, and send all of it."""
+        try:
+            cycles = self._following(coming(parcels), stop_ns)
+            future = self._worker.store.submit(bring, parcels, [cycle for _, cycle in cycles])
+        except BaseException:
+            for parcel in parcels:
+                parcel.refused(CommitUnknown(txn_no=0, why="the worker failed"))
+            raise
+        self._under_way.update(world_id for world_id, _ in cycles)
+        self._sent.append(Brought(parcels, cycles, future))
+        if self._bell is not None:
+            future.tell(self._bell.rung)
+
+    def _following(self, bodies: dict[str, list[bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
+        worker = self._worker
+        ours = [w for w in bodies if w not in self._under_way and worker.carriable(w)]
+        cycles: list[tuple[str, Cycle]] = []
+        size = 0
+        for world_id, waiting in worker.drain_all(ours).items():
+            host, assumed = worker.host_of(world_id), bodies[world_id]
+            if len(waiting) + len(assumed) >= host.limit:
+                continue
+            if size > CYCLES_BYTES_MAX or host.clock.mono_ns() >= stop_ns:
+                break
+            last = waiting[-1].seq if waiting else host.cursor
+            expected = [Ingress(seq, None, body, 0) for seq, body in enumerate(assumed, last + 1)]
+            cycle = worker.prepared(world_id, waiting + expected, len(assumed))
+            if cycle is not None:
+                cycles.append((world_id, cycle))
+                size += cycle.size
+        return cycles
+
+    def _brought(self, brought: Brought) -> None:
+        """Take the outcome of parcels and of their cycles."""
+        parcels, cycles, future = brought
+        answers: list[HoldfastError | None]
+        try:
+            settled, committed, taken = future.result()
+        except HoldfastError as error:
+            answers = [error] * len(cycles)
+            for parcel in parcels:
+                parcel.refused(error)
+        else:
+            told = [] if committed is None else committed.value
+            answers = [None if one is None else from_wire(one) for one in told]
+            for parcel, ends in zip(parcels, settled, strict=True):
+                claimed = taken.get(id(parcel))
+                parcel.settled(ends.value, None if claimed is None else claimed.value)
+        trouble: HoldfastError | None = None
+        now_ns = self._worker.store.now_ns()
+        for (world_id, cycle), answer in zip(cycles, answers, strict=True):
+            self._under_way.discard(world_id)
+            if isinstance(answer, Conflict):
+                self._mistaken[world_id] = now_ns + int(MISTAKEN_S * S)
+            trouble = self._worker.committed(world_id, cycle, answer, now_ns) or trouble
+        if trouble is not None:
+            raise trouble
+
+
+def bring(
+    txn: Txn, parcels: list[Parcel], cycles: list[Cycle]
+) -> tuple[list[Pending[Any]], Pending[Any] | None, dict[int, Pending[Any]]]:
+    """The transaction of parcels: settle, go on, claim."""
+    settled = [queue.settle(txn, *parcel.settling) for parcel in parcels]
+    committed = commit(txn, cycles) if cycles else None
+    # What several parcels of one runner ask for is claimed at once; the last one brings it.
+    asking: dict[tuple[str, str], tuple[Parcel, tuple[Any, ...]]] = {}
+    for parcel in parcels:
+        if parcel.taking is not None:
+            name, timers, owner, limit, *rest = parcel.taking
+            _, before = asking.get((name, owner), (parcel, parcel.taking[:3] + (0,)))
+            asking[name, owner] = parcel, (name, timers, owner, before[3] + limit, *rest)
+    taken = {id(parcel): claims.take(txn, *taking) for parcel, taking in asking.values()}
+    return settled, committed, taken
+
+
+def coming(parcels: list[Parcel]) -> dict[str, list[bytes]]:
+    """What settling them puts into inboxes: the bodies for each world, in order."""
+    found: dict[str, list[bytes]] = {}
+    for parcel in parcels:
+        for outcome in parcel.outcomes:
+            received = _received(outcome)
+            if received is not None:
+                intent, receipt = received
+                ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
+                found.setdefault(intent.world_id, []).append(codec.pack(ingress))
+    return found
+
+
+def _received(outcome: Outcome) -> tuple[Intent, Receipt] | None:
+    for operation, args in outcome.work.joined:
+        if operation is receive:
+            return args
+    return None

@@ -1,0 +1,537 @@
+"""The task worker: leases tasks, runs them, reports how they ended.
+
+    tick    collect what ended → report it and lease more, in one commit → give it to the hands →
+            extend leases → sleep until a task comes, ends, or is due
+
+- Plain functions run in threads, coroutines in one event loop, those with `isolation="process"` each in
+  a spawned process. As many are leased as the hands will begin within moments, by their pace; what no
+  hand has begun after `HAND_BACK_NS` goes back uncounted.
+- A lease is extended while its function runs, within the task's execution window, which starts anew
+  with each sign of progress. A lease that is lost (expired, or the task was cancelled) is told to the
+  code that runs under it, and its hand is given up.
+- A task that outlived a lease may have killed its worker: it is leased when nothing else is in hand.
+- Stopping gives back what is not begun at once, and what still runs after `STOP_GRACE_S`.
+
+Leases here are the coordinator's, not claims of a queue, and a task may take microseconds: this is a
+loop of its own beside the Runner, over the same crews (docs/decisions/0012).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from holdfast.authority import workers
+from holdfast.clock import MS, SYSTEM, Clock, S
+from holdfast.config import SETTLED_BYTES_MAX
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
+from holdfast.roles.task_child import Children
+from holdfast.roles.task_run import (
+    Ended,
+    TaskCode,
+    TaskRun,
+    attempt,
+    attempt_async,
+    ended_by,
+)
+from holdfast.runner.bell import Bell
+from holdfast.runner.crew import Crew, Tasks, Threads
+from holdfast.store.api import Store, Txn
+from holdfast.tasks import checkpoint
+from holdfast.tasks import coordinator as tasks
+from holdfast.tasks.coordinator import End, Grant, Hold, Leased, Report, Turned
+from holdfast.tasks.lease import LEASE_BATCH_MAX, held_by, holds, next_due_ns
+from holdfast.tasks.look import overdue_retention
+from holdfast.tasks.rows import keys_of
+
+CONCURRENCY = 16
+COROUTINES = 200
+REPORTS_MAX = 2_000
+HAND_BACK_NS = 1_000 * MS
+STOP_GRACE_S = 10.0
+IDLE_S = 5.0
+BEAT_NS = 3 * S
+MAINTAIN_NS = 10 * S
+MAINTAIN_BATCH = 1_000
+PROGRESS_NS = S
+# How long tasks that may be leased only by themselves wait for the others to end.
+PATIENCE_NS = 2 * S
+PAUSE_S = 0.05
+
+
+class TaskWorker:
+    name = "task"
+    # Its functions are watched by their leases, not by the watchdog of ticks.
+    ticking = False
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        universe: str,
+        codes: Mapping[str, TaskCode],
+        worker: str,
+        incarnation: str,
+        queues: Iterable[str],
+        concurrency: int = CONCURRENCY,
+        processes: int | None = None,
+        stop_grace_s: float = STOP_GRACE_S,
+        clock: Clock = SYSTEM,
+    ) -> None:
+        self.store = store
+        self.universe = universe
+        self.worker = f"{worker}:task"
+        self.incarnation = incarnation
+        # The name in our leases: new at each start, so that we never act for our former selves.
+        self.owner = f"{self.worker}/{incarnation[:12]}"
+        self.queues = list(queues)
+        if not self.queues:
+            raise Invalid(what="queues", why="a task worker serves one at least")
+        self.failure: BaseException | None = None
+        self.rounds = 0
+        self.counts = dict.fromkeys(tasks.Answer, 0)
+        keys = keys_of(universe)
+        self._topics = [*(keys.queue_topic(queue) for queue in self.queues), keys.revoked]
+        self._codes = codes
+        self._clock = clock
+        self._grace_ns = int(stop_grace_s * S)
+        self._hands = _Hands(
+            codes, concurrency, processes or os.cpu_count() or 1, self._ring, clock
+        )
+        self._held: dict[tuple[int, int], TaskRun] = {}
+        self._reports: list[Report] = []
+        self._looking = True
+        self._due_ns: int | None = None
+        self._revocations = 0
+        self._suspects_since_ns = 0
+        self._suspects = False
+        self._renew_ns = 0
+        self._beat_ns = 0
+        self._maintain_ns = 0
+        self._progress_ns = 0
+        self._stopping = threading.Event()
+        self._sleeping = False
+        self._bell: Bell | None = None
+        self._thread: threading.Thread | None = None
+
+    # -- life ------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self.run, name="holdfast-task", daemon=True)
+        self._thread.start()
+
+    def request_stop(self) -> None:
+        self._stopping.set()
+        self._ring()
+        self.store.transact(lambda txn: txn.notify(self._topics[0]))
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def run(self) -> None:
+        since = 0
+        self._bell = Bell(self.store, self._topics, name=self.worker)
+        try:
+            while not self._stopping.is_set():
+                since = self.store.wait(self._topics, since, 0.0)
+                more = self.step()
+                self.rounds += 1
+                if not more and not self._stopping.is_set():
+                    since = self._sleep(since)
+            self._leave()
+        except StoreClosed:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._bell.close()
+            self._hands.close()
+
+    def _sleep(self, since: int) -> int:
+        rest_s = self._rest_s()
+        if rest_s <= 0:
+            return since
+        if not self._hands.busy:
+            # Nothing can end here: whoever has news has it from the store.
+            since = self.store.wait(self._topics, since, rest_s)
+        else:
+            assert self._bell is not None
+            self._sleeping = True
+            if not self._hands.finished:
+                self._bell.wait(rest_s)
+            self._sleeping = False
+        self._looking = True
+        return since
+
+    def _ring(self) -> None:
+        if self._sleeping and self._bell is not None:
+            self._bell.ring()
+
+    def _rest_s(self) -> float:
+        """How long there is nothing to do, unless somebody rings."""
+        now_ns = self.store.now_ns()
+        until_ns = now_ns + int(IDLE_S * S)
+        until_ns = min(until_ns, self._beat_ns, self._maintain_ns)
+        if self._due_ns is not None:
+            until_ns = min(until_ns, self._due_ns)
+        if self._held:
+            until_ns = min(until_ns, self._renew_ns)
+        if self._suspects and self._hands.busy:
+            until_ns = min(until_ns, self._suspects_since_ns + PATIENCE_NS)
+        rest_s = (until_ns - now_ns) / S
+        return min(rest_s, self._hands.rest_s)
+
+    # -- one step --------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Do what there is to do; whether there may be more at once."""
+        try:
+            self._collect()
+            moved = self._turn()
+            self._attend()
+            self._upkeep()
+        except CommitUnknown:
+            self._recover()
+            return True
+        except HoldfastError as error:
+            if not error.retryable:
+                raise
+            self._looking = True
+            self._stopping.wait(PAUSE_S)
+            return True
+        return moved
+
+    def _collect(self) -> None:
+        for ended in self._hands.collect():
+            if self._held.pop(ended.run.token, None) is not None:
+                self._reports.append(ended.report)
+        for run in self._hands.overdue():
+            self._give_back(run)
+
+    def _give_back(self, run: TaskRun) -> None:
+        if self._held.pop(run.token, None) is not None:
+            self._reports.append(Report(*run.token, End.RELEASED))
+
+    def _turn(self) -> bool:
+        """Report and lease in one commit."""
+        limit, alone = self._wanted()
+        if not self._reports and not (self._looking and limit):
+            return False
+        reports = _within(self._reports, SETTLED_BYTES_MAX)
+        turned: Turned = self.store.transact(
+            tasks.turn,
+            self.universe,
+            self.owner,
+            self.store.generation,
+            reports,
+            self.queues,
+            limit,
+            alone,
+        )
+        del self._reports[: len(reports)]
+        for answer in turned.answers:
+            self.counts[tasks.Answer(answer)] += 1
+        self._take(turned.leased, limit)
+        return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
+
+    def _wanted(self) -> tuple[int, bool]:
+        """How many to lease, and whether a suspect may be among them."""
+        if self._suspects:
+            waited = self.store.now_ns() - self._suspects_since_ns >= PATIENCE_NS
+            if self._hands.busy and not waited:
+                return 0, False
+            return 1, True
+        return self._hands.room, False
+
+    def _take(self, leased: Leased, limit: int) -> None:
+        now_ns = self.store.now_ns()
+        if limit:
+            self._looking = len(leased.grants) >= limit or bool(leased.suspects)
+            if leased.suspects and not self._suspects:
+                self._suspects_since_ns = now_ns
+            self._suspects = leased.suspects
+            if not self._looking:
+                self._due_ns = self.store.read(next_due_ns, self.universe)
+        runs = [TaskRun(grant, self._codes.get(grant.name)) for grant in leased.grants]
+        for run in runs:
+            if run.code is None:
+                self._reports.append(_unknown(run.grant))
+                continue
+            self._held[run.token] = run
+            self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
+        if runs:
+            self._hands.give([run for run in runs if run.code is not None])
+        if leased.revocations != self._revocations:
+            self._revocations = leased.revocations
+            self._look_for_lost()
+
+    # -- leases ----------------------------------------------------------------------------------
+
+    def _attend(self) -> None:
+        now_ns = self.store.now_ns()
+        self._hands.nudge()
+        if not self._held:
+            self._renew_ns = now_ns + int(IDLE_S * S)
+            return
+        if now_ns >= self._renew_ns:
+            self._extend(now_ns)
+        if now_ns - self._progress_ns >= PROGRESS_NS:
+            self._progress_ns = now_ns
+            self._tell_progress()
+        revocations: int = self.store.read(
+            lambda txn: txn.count(keys_of(self.universe).revocations)
+        )
+        if revocations != self._revocations:
+            self._revocations = revocations
+            self._look_for_lost()
+
+    def _extend(self, now_ns: int) -> None:
+        due = [run for run in self._held.values() if now_ns >= run.renew_ns]
+        for start in range(0, len(due), LEASE_BATCH_MAX):
+            batch = due[start : start + LEASE_BATCH_MAX]
+            progressed = [run.progressed for run in batch]
+            wanted = [Hold(*run.token, said) for run, said in zip(batch, progressed, strict=True)]
+            answers: list[int] = self.store.transact(
+                tasks.extend, self.universe, self.store.generation, wanted
+            )
+            for run, said, expires_ns in zip(batch, progressed, answers, strict=True):
+                if not expires_ns:
+                    self._lose(run)
+                    continue
+                run.progressed = run.progressed and not said
+                run.expires_ns = expires_ns
+                # Out of its window it is asked for again when it has run out: then it is lost.
+                left_ns = expires_ns - now_ns
+                run.renew_ns = now_ns + max(left_ns // 3, min(left_ns, 50 * MS))
+        self._renew_ns = min(
+            (run.renew_ns for run in self._held.values()), default=now_ns + int(IDLE_S * S)
+        )
+
+    def _look_for_lost(self) -> None:
+        def lost(txn: Txn) -> list[TaskRun]:
+            return [run for run in self._held.values() if not holds(txn, self.universe, *run.token)]
+
+        for run in self.store.read(lost):
+            self._lose(run)
+
+    def _lose(self, run: TaskRun) -> None:
+        self._held.pop(run.token, None)
+        self._hands.drop(run)
+
+    def _tell_progress(self) -> None:
+        said = []
+        for run in self._held.values():
+            value, run.said = run.said, None
+            if value is not None:
+                said.append((*run.token, value))
+        if said:
+            self.store.transact(tasks.report_progress, self.universe, said)
+
+    def _recover(self) -> None:
+        """An answer was lost: what was granted by it is ours, and nobody has it. Reports are sent
+        again: those that were taken get their first answer."""
+        held = self.store.read(held_by, self.universe, self.owner)
+        reported = {(one.seq, one.lease) for one in self._reports}
+        for token in held:
+            if token not in self._held and token not in reported:
+                self._reports.append(Report(*token, End.RELEASED))
+
+    # -- upkeep ----------------------------------------------------------------------------------
+
+    def _upkeep(self) -> None:
+        now_ns = self.store.now_ns()
+        if now_ns >= self._beat_ns:
+            self.store.transact(
+                workers.heartbeat,
+                self.universe,
+                self.worker,
+                self.incarnation,
+                ("task",),
+                0,
+                len(self._held),
+            )
+            self._beat_ns = now_ns + BEAT_NS
+        if now_ns >= self._maintain_ns:
+            self._maintain_ns = now_ns + MAINTAIN_NS
+            if self.store.read(overdue_retention, self.universe):
+                done = self.store.transact(tasks.maintain, self.universe, MAINTAIN_BATCH)
+                if done >= MAINTAIN_BATCH:
+                    # There is more of it: soon, but not before others had their turn.
+                    self._maintain_ns = now_ns + 10 * MS
+            elif checkpoint.due(self.store, self.universe):
+                checkpoint.make(self.store, self.universe)
+
+    def _leave(self) -> None:
+        """Give back what is not begun, wait for the rest, give back what does not end."""
+        for run in self._hands.waiting():
+            self._give_back(run)
+        until_ns = self._clock.mono_ns() + self._grace_ns
+        while self._held and self._clock.mono_ns() < until_ns:
+            self._collect()
+            self._report_all()
+            self._attend()
+            self._stopping_rest()
+        for run in list(self._held.values()):
+            self._give_back(run)
+            self._hands.drop(run)
+        self._collect()
+        self._report_all()
+        self.store.transact(workers.forget, self.universe, self.worker, self.incarnation)
+
+    def _stopping_rest(self) -> None:
+        assert self._bell is not None
+        self._sleeping = True
+        if self._held and not self._hands.finished:
+            self._bell.wait(PAUSE_S)
+        self._sleeping = False
+
+    def _report_all(self) -> None:
+        while self._reports:
+            reports = _within(self._reports, SETTLED_BYTES_MAX)
+            self.store.transact(
+                tasks.settle, self.universe, self.owner, self.store.generation, reports
+            )
+            del self._reports[: len(reports)]
+
+
+def _within(reports: list[Report], bytes_max: int) -> list[Report]:
+    """The first of them, as many as belong into one commit."""
+    size = 0
+    for count, one in enumerate(reports[:REPORTS_MAX]):
+        size += len(one.result) + len(one.error)
+        if size > bytes_max and count:
+            return reports[:count]
+    return reports[:REPORTS_MAX]
+
+
+def _unknown(grant: Grant) -> Report:
+    error = f"no task of the name {grant.name!r} is declared in the app that this worker runs"
+    return Report(grant.seq, grant.lease, End.UNKNOWN, b"", "unknown_task", error)
+
+
+class _Hands:
+    """The crews: threads, an event loop, processes. Each is hired when the app has tasks for it."""
+
+    def __init__(
+        self,
+        codes: Mapping[str, TaskCode],
+        concurrency: int,
+        processes: int,
+        ring: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        def began(run: TaskRun) -> None:
+            return
+
+        self._crews: dict[str, Crew] = {}
+        self._children = Children()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        kinds = {_kind(code) for code in codes.values()}
+        if "thread" in kinds:
+            self._crews["thread"] = Threads(
+                concurrency,
+                lambda run: attempt(run, clock),
+                name="holdfast-task",
+                began=began,
+                done=ring,
+                clock=clock,
+                ahead_max=LEASE_BATCH_MAX,
+            )
+        if "process" in kinds:
+            self._crews["process"] = Threads(
+                processes,
+                lambda run: self._children.attempt(run, clock),
+                name="holdfast-task-process",
+                began=began,
+                done=ring,
+                clock=clock,
+                ahead_max=LEASE_BATCH_MAX,
+            )
+        if "loop" in kinds:
+            self._loop = asyncio.new_event_loop()
+            threading.Thread(
+                target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
+            ).start()
+            self._crews["loop"] = Tasks(
+                COROUTINES,
+                lambda run: attempt_async(run, clock),
+                self._loop,
+                began=began,
+                done=ring,
+                clock=clock,
+                ahead_max=LEASE_BATCH_MAX,
+                failed=ended_by,
+            )
+        self._recent = set(self._crews)
+
+    @property
+    def busy(self) -> bool:
+        return any(crew.busy for crew in self._crews.values())
+
+    @property
+    def finished(self) -> bool:
+        return any(crew.has_finished for crew in self._crews.values())
+
+    @property
+    def room(self) -> int:
+        """How many more tasks may be leased. Which crew they are for is known only afterwards: if
+        several are at work, none is given a batch that only the quickest could digest."""
+        rooms = [crew.room for crew in self._crews.values()]
+        if not rooms:
+            return 1
+        if len(self._recent) == 1:
+            return min(max(self._crews[next(iter(self._recent))].room, 0), LEASE_BATCH_MAX)
+        return max(min(max(rooms), CONCURRENCY), 0)
+
+    @property
+    def rest_s(self) -> float:
+        """How long the crews may be left to themselves."""
+        if any(crew.standing for crew in self._crews.values()):
+            return 0.005
+        return HAND_BACK_NS / S if self.busy else float("inf")
+
+    def give(self, runs: Sequence[TaskRun]) -> None:
+        by_kind: dict[str, list[TaskRun]] = {}
+        for run in runs:
+            assert run.code is not None
+            by_kind.setdefault(_kind(run.code), []).append(run)
+        for kind, given in by_kind.items():
+            self._crews[kind].give(given)
+        if by_kind:
+            self._recent = set(by_kind) | {k for k, crew in self._crews.items() if crew.busy}
+
+    def collect(self) -> list[Ended]:
+        return [ended for crew in self._crews.values() for ended in crew.collect()]
+
+    def overdue(self) -> list[TaskRun]:
+        return [run for crew in self._crews.values() for run in crew.overdue(HAND_BACK_NS)]
+
+    def waiting(self) -> list[TaskRun]:
+        return [run for crew in self._crews.values() for run in crew.waiting()]
+
+    def drop(self, run: TaskRun) -> None:
+        run.dropped = True
+        if run.code is not None:
+            self._crews[_kind(run.code)].drop(run)
+
+    def nudge(self) -> None:
+        for crew in self._crews.values():
+            crew.nudge()
+
+    def close(self) -> None:
+        for crew in self._crews.values():
+            crew.close()
+        self._children.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+def _kind(code: TaskCode) -> str:
+    return "loop" if code.asynchronous else code.isolation

@@ -1,0 +1,208 @@
+"""A parcel: finished work that is settled in the commit of somebody else in this process.
+
+What a handler leaves behind is often another's next step: a receipt is what its world goes on with.
+Whoever takes that step may settle the work in the same commit, and claim for the runner, too: one
+commit instead of three. The carrier sends the very operations that the runner would have sent; if it
+does not, or not in time, the runner does.
+
+- A parcel is answered once, by its carrier, from any thread. Until then it is the carrier's, unless
+  the runner takes it back: at once if the carrier has not begun with it, and after `PATIENCE_NS` in any
+  case. What was taken back is looked up before it is settled, and an answer that comes late counts for
+  nothing: tokens see to it that nothing is settled twice.
+- Claims that a parcel asked for are in doubt until its answer is there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from holdfast.clock import MS, Clock
+from holdfast.durable.queue import Budget, Failure, Then, Token
+from holdfast.errors import HoldfastError
+from holdfast.runner.claimer import Claimer
+from holdfast.runner.claims import Taken
+from holdfast.runner.faults import transient
+from holdfast.runner.policy import Policy
+from holdfast.runner.settle import Desk, Some
+from holdfast.runner.tick import Tick
+from holdfast.runner.work import Outcome, Work
+
+# Outcomes of one parcel: few enough that some are made while others are committed. And parcels under
+# way: beyond that the runner settles by itself.
+PARCEL_MIN = 16
+PARCEL_MAX = 64
+PARCELS_MAX = 32
+# How long a carrier may leave a parcel alone, and how long it may take to bring it home.
+BEGUN_NS = 50 * MS
+PATIENCE_NS = 1_000 * MS
+
+
+class Parcel:
+    """`settling` are the arguments of `queue.settle`, `taking` those of `claims.take`."""
+
+    __slots__ = ("_done", "answer", "asked", "error", "sent_ns", "settling", "some", "taking")
+
+    def __init__(
+        self,
+        some: Some,
+        settling: tuple[list[Token], list[Failure], Budget, list[Then]],
+        taking: tuple[Any, ...] | None,
+        asked: int,
+        sent_ns: int,
+        done: Callable[[], None],
+    ) -> None:
+        self.some = some
+        self.settling = settling
+        self.taking = taking
+        self.asked = asked
+        self.sent_ns = sent_ns
+        self._done = done
+        self.answer: tuple[list[str], Taken | None] | None = None
+        self.error: HoldfastError | None = None
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return [outcome for outcome, _ in self.some]
+
+    @property
+    def ended(self) -> bool:
+        return self.answer is not None or self.error is not None
+
+    def settled(self, ends: list[str], taken: Taken | None) -> None:
+        """It is committed."""
+        self.answer = ends, taken
+        self._done()
+
+    def refused(self, error: HoldfastError) -> None:
+        """It is not, or nobody knows."""
+        self.error = error
+        self._done()
+
+
+class Carrier(Protocol):
+    """Whoever commits what follows from outcomes. Asked from the threads of runners."""
+
+    def carries(self, outcome: Outcome) -> bool:
+        """Whether something of its own would go with it."""
+
+    def carry(self, parcel: Parcel) -> bool:
+        """Take a parcel; False if it takes none any more."""
+
+    def withdraw(self, parcel: Parcel) -> bool:
+        """Give a parcel back that was not begun with; False if it was."""
+
+
+class Post:
+    """The parcels of one runner. Only its own thread comes here."""
+
+    def __init__(
+        self, carrier: Carrier, desk: Desk, claimer: Claimer, clock: Clock, ring: Callable[[], None]
+    ) -> None:
+        self._carrier = carrier
+        self._desk = desk
+        self._claimer = claimer
+        self._clock = clock
+        self._ring = ring
+        self._under_way: deque[Parcel] = deque()
+        # Finished, and too few for a parcel.
+        self._kept: list[Outcome] = []
+        # Taken back, and still with the carrier: what they claimed is not known.
+        self._late: list[Parcel] = []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._under_way or self._kept)
+
+    @property
+    def asked(self) -> int:
+        """How many claims are asked for and not answered."""
+        return sum(parcel.asked for parcel in self._under_way)
+
+    def send(self, policy: Policy, room: int, again_max: int | None) -> None:
+        """Hand over what the carrier has something to add to; the rest stays on the desk."""
+        desk = self._desk
+        bound = PARCEL_MIN * (PARCELS_MAX - len(self._under_way))
+        mine, self._kept = self._kept, []
+        left: list[Outcome] = []
+        for outcome in desk.outcomes:
+            sure = outcome.error is None and not outcome.unsure and len(mine) < bound
+            (mine if sure and self._carrier.carries(outcome) else left).append(outcome)
+        desk.outcomes = left
+        most = min(max(PARCEL_MIN, len(mine) // 4), PARCEL_MAX)
+        while mine:
+            if len(mine) < PARCEL_MIN and self._under_way:
+                # A few wait for company: the next answer rings.
+                self._kept = mine
+                return
+            parcel = self._parcel(desk.some(mine, most), policy, room, again_max)
+            if not self._carrier.carry(parcel):
+                desk.outcomes = mine + left
+                return
+            self._under_way.append(parcel)
+            mine = mine[len(parcel.some) :]
+
+    def _parcel(self, some: Some, policy: Policy, room: int, again_max: int | None) -> Parcel:
+        asked = min(room - self.asked, 2 * len(some)) if self._claimer.sure else 0
+        taking = None
+        if asked > 0:
+            again = 0 if self.asked else again_max
+            taking = self._claimer.arguments(asked, policy, again)
+        acks, fails, then = self._desk.arguments(some, policy)
+        return Parcel(
+            some,
+            (acks, fails, policy.budget, then),
+            taking,
+            max(asked, 0),
+            self._clock.mono_ns(),
+            self._ring,
+        )
+
+    def collect(self, policy: Policy, tick: Tick, *, running: bool) -> list[Work]:
+        """Take what was answered, and back what was not in time; the works that were claimed."""
+        works: list[Work] = []
+        if not running:
+            self._desk.outcomes += self._kept
+            self._kept = []
+        for parcel in list(self._late):
+            if parcel.ended:
+                self._late.remove(parcel)
+                self._claimer.doubt()
+        now_ns = self._clock.mono_ns()
+        for parcel in list(self._under_way):
+            if parcel.ended:
+                self._under_way.remove(parcel)
+                works += self._ended(parcel, policy, tick)
+                continue
+            waited_ns = now_ns - parcel.sent_ns
+            if waited_ns >= BEGUN_NS or not running:
+                if self._carrier.withdraw(parcel):
+                    self._under_way.remove(parcel)
+                    self._desk.outcomes += parcel.outcomes
+                elif waited_ns >= PATIENCE_NS:
+                    self._under_way.remove(parcel)
+                    self._late.append(parcel)
+                    self._desk.put_back(parcel.outcomes, unsure=True)
+        return works
+
+    def _ended(self, parcel: Parcel, policy: Policy, tick: Tick) -> list[Work]:
+        if parcel.answer is not None:
+            ends, taken = parcel.answer
+            self._desk.told(parcel.some, ends, tick)
+            return [] if taken is None else self._brought(taken, tick)
+        assert parcel.error is not None
+        if parcel.taking is not None:
+            self._claimer.doubt()
+        self._desk.came_back(parcel.outcomes, parcel.error, policy, tick)
+        return []
+
+    def _brought(self, taken: Taken, tick: Tick) -> list[Work]:
+        try:
+            return list(self._claimer.brought(taken, tick))
+        except HoldfastError as error:
+            if not transient(error):
+                raise
+            tick.busy += 1
+            self._claimer.doubt()
+            return []

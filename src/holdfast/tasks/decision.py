@@ -1,0 +1,212 @@
+"""One decision of the coordinator: what it writes, counts, logs and wakes, all in one commit.
+
+`Decision` is open while an operation runs. It knows the places where a task can wait (see `rows`),
+moves tasks between them, and keeps the counts true; what a record means for a status it leaves to
+`board`. At the end it writes the log entry, the counts, and wakes whoever waits.
+"""
+
+from __future__ import annotations
+
+from holdfast.store import tuples
+from holdfast.store.api import Txn
+from holdfast.tasks.records import Log
+from holdfast.tasks.rows import (
+    Body,
+    Keys,
+    Spec,
+    Status,
+    Tally,
+    after_int,
+    body_of,
+    keys_of,
+    limits_of,
+    order,
+    pack,
+    pack_int,
+    packed_text,
+    spec_of,
+    status_of,
+)
+
+# Dependents that one decision looks at; more are looked at by the next ones.
+DEPENDENTS_MAX = 1_000
+
+
+class Decision:
+    def __init__(self, txn: Txn, universe: str) -> None:
+        self.txn = txn
+        self.keys: Keys = keys_of(universe)
+        self.now_ns = txn.now_ns
+        self.log = Log()
+        self.tally = Tally()
+        # When tasks of one kind of retention ended here: what is kept until when.
+        self._ended: dict[int, list[int]] = {}
+        self._woken: set[str] = set()
+
+    def close(self) -> None:
+        txn, keys = self.txn, self.keys
+        for retain_ns, seqs in self._ended.items():
+            until = pack_int(self.now_ns + retain_ns)
+            txn.put(keys.retained + until + pack_int(seqs[0]), pack(seqs))
+        self.log.save(txn, keys)
+        self.tally.save(txn, keys)
+        for queue in self._woken:
+            txn.notify(keys.queue_topic(queue))
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def body(self, packed_seq: bytes) -> Body | None:
+        return body_of(self.txn, self.keys, packed_seq)
+
+    def known(self, packed_seq: bytes) -> tuple[Body, Spec]:
+        body = body_of(self.txn, self.keys, packed_seq)
+        assert body is not None, "an index names a task that is not there"
+        return body, spec_of(self.txn, self.keys, body.spec)
+
+    def status(self, packed_seq: bytes) -> Status:
+        return status_of(self.txn, self.keys, packed_seq)
+
+    def write(self, packed_seq: bytes, status: Status) -> None:
+        self.txn.put(self.keys.statuses + packed_seq, pack(status))
+
+    def wake(self, queue: str) -> None:
+        self._woken.add(queue)
+
+    # -- places --------------------------------------------------------------------------------
+
+    def enter(self, packed_seq: bytes, body: Body, spec: Spec, status: Status) -> None:
+        """Put a task that waits where it belongs."""
+        place, key = self.place(packed_seq, body, spec, status)
+        self.tally.add(spec.queue, place)
+        if place == "delayed":
+            at = self.keys.delayed + pack_int(_not_before(body, status)) + packed_seq
+            self.txn.put(at, key)
+            # Whoever sleeps until the first one may have slept too long.
+            self.wake(spec.queue)
+        elif place != "blocked":
+            self.txn.put(key, packed_seq)
+            self.wake(spec.queue)
+
+    def place(self, packed_seq: bytes, body: Body, spec: Spec, status: Status) -> tuple[str, bytes]:
+        """Where it belongs now; of a delayed one, the key it will have then."""
+        suspect = status.expiries > 0
+        key = (self.keys.suspects if suspect else self.keys.ready) + order(spec, packed_seq)
+        if status.waits:
+            return "blocked", b""
+        if _not_before(body, status) > self.now_ns:
+            return "delayed", key
+        return ("suspect" if suspect else "ready"), key
+
+    def leave(self, packed_seq: bytes, body: Body, spec: Spec, status: Status) -> None:
+        """Take a task that waits from wherever it is."""
+        txn, keys = self.txn, self.keys
+        here = order(spec, packed_seq)
+        parked = keys.parked + _parking(spec.queue, body.limit) + here
+        delayed = keys.delayed + pack_int(_not_before(body, status)) + packed_seq
+        for place, key in (
+            ("ready", keys.ready + here),
+            ("suspect", keys.suspects + here),
+            ("parked", parked),
+            ("delayed", delayed),
+        ):
+            if txn.get(key) is not None:
+                txn.delete(key)
+                self.tally.add(spec.queue, place, -1)
+                if body.limit and place in ("ready", "suspect"):
+                    # The place that it was let in for is for the next of those that wait.
+                    self.let_in(spec.queue, body.limit)
+                return
+        self.tally.add(spec.queue, "blocked", -1)
+
+    def wake_due(self, limit: int) -> int:
+        """Move tasks whose time has come to where they can be granted; how many."""
+        txn, keys = self.txn, self.keys
+        due = txn.scan(keys.delayed, keys.delayed + pack_int(self.now_ns + 1), limit)
+        for key, place in due:
+            packed_seq = key[after_int(key, len(keys.delayed)) :]
+            txn.delete(key)
+            txn.put(place, packed_seq)
+            _, spec = self.known(packed_seq)
+            self.tally.add(spec.queue, "delayed", -1)
+            suspect = place.startswith(keys.suspects)
+            self.tally.add(spec.queue, "suspect" if suspect else "ready")
+            self.wake(spec.queue)
+        return len(due)
+
+    # -- limits --------------------------------------------------------------------------------
+
+    def running_key(self, queue: str, limit: str) -> bytes:
+        return self.keys.running + tuples.pack((queue, limit))
+
+    def begin_limited(self, spec: Spec, limit: str, most: int) -> bool:
+        """Count one more of a limit, if there is room."""
+        key = self.running_key(spec.queue, limit)
+        if most and self.txn.count(key) >= most:
+            return False
+        self.txn.add(key, 1)
+        return True
+
+    def park(self, key: bytes, packed_seq: bytes, body: Body, spec: Spec, place: str) -> None:
+        txn = self.txn
+        txn.delete(key)
+        parking = self.keys.parked + _parking(spec.queue, body.limit)
+        txn.put(parking + order(spec, packed_seq), packed_seq)
+        self.tally.add(spec.queue, place, -1)
+        self.tally.add(spec.queue, "parked")
+
+    def end_limited(self, spec: Spec, limit: str) -> None:
+        """Count one less, and let those in that have been waiting for it."""
+        txn = self.txn
+        key = self.running_key(spec.queue, limit)
+        if txn.count(key) > 1:
+            txn.add(key, -1)
+        else:
+            txn.delete(key)
+        self.let_in(spec.queue, limit)
+
+    def let_in(self, queue: str, limit: str) -> None:
+        """As many of those that are parked as there is room for."""
+        txn = self.txn
+        most = limits_of(txn, self.keys, queue).per_key
+        parking = self.keys.parked + _parking(queue, limit)
+        left = txn.count(self.running_key(queue, limit))
+        room = max(most - left, 0) if most else DEPENDENTS_MAX
+        for parked, packed_seq in txn.scan(parking, tuples.after(parking), room):
+            txn.delete(parked)
+            _, own = self.known(packed_seq)
+            suspect = self.status(packed_seq).expiries > 0
+            places = self.keys.suspects if suspect else self.keys.ready
+            txn.put(places + order(own, packed_seq), packed_seq)
+            self.tally.add(queue, "parked", -1)
+            self.tally.add(queue, "suspect" if suspect else "ready")
+            self.wake(queue)
+
+    # -- the end of a lease, the end of a task ---------------------------------------------------
+
+    def unlease(self, body: Body, spec: Spec) -> None:
+        """A lease has ended, however it did."""
+        self.tally.add(spec.queue, "leased", -1)
+        if body.limit:
+            self.end_limited(spec, body.limit)
+        if limits_of(self.txn, self.keys, spec.queue).concurrency:
+            self.wake(spec.queue)
+
+    def ended(self, seq: int, spec: Spec, place: str, *, awaited: bool) -> None:
+        """A task has ended for good: count it, keep it for its time, tell those who wait."""
+        self.tally.add(spec.queue, place)
+        kept = self._ended.get(spec.retain_ns)
+        if kept is None:
+            kept = self._ended[spec.retain_ns] = []
+        kept.append(seq)
+        self.txn.notify(self.keys.task_topic(seq))
+        if awaited:
+            # Those who wait may be told when the task itself is forgotten already.
+            self.txn.put(self.keys.ended + pack_int(seq), place.encode())
+
+
+def _not_before(body: Body, status: Status) -> int:
+    return status.not_before_ns or body.not_before_ns
+
+
+def _parking(queue: str, limit: str) -> bytes:
+    return packed_text(queue) + tuples.pack((limit,))

@@ -1,0 +1,355 @@
+"""Leases: granting, extending, expiring. `LeaseGranted`, `LeaseExtended`, `LeaseExpired`, and `TaskDead`
+for a task that has outlived too many.
+
+Nothing is granted before what is overdue has expired, in the same entry of the log. A task whose lease
+expired is a suspect: it may have killed its worker. It is granted by itself from then on, so that those
+who were leased beside it do not pay for it a second time.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.codec import Record
+from holdfast.durable.bounds import check_limit, check_name
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn, operation
+from holdfast.tasks import board, dependents
+from holdfast.tasks.decision import Decision
+from holdfast.tasks.records import Dead, Expired, Extended, Granted
+from holdfast.tasks.rows import (
+    FRESH,
+    Spec,
+    Status,
+    counts_of,
+    decode_body,
+    decode_status,
+    int_at,
+    keys_of,
+    limits_of,
+    pack,
+    pack_int,
+    packed_text,
+    seq_of,
+    spec_of,
+    status_of,
+)
+from holdfast.tasks.states import State
+
+# Leases that one decision ends because their time is up, beyond what it was asked to grant.
+SWEEP_EXTRA = 256
+LEASE_BATCH_MAX = 1_000
+# A decision that has granted arguments of this much, or parked this many, leaves the rest to the next.
+LEASE_BYTES_MAX = 4 * 1024 * 1024
+PARKED_MAX = 1_000
+EXPIRIES_EXHAUSTED = "expiries_exhausted"
+
+
+class Grant(Record, frozen=True):
+    """A task that a worker may run until `expires_ns`, and how."""
+
+    seq: int
+    lease: int
+    attempt: int
+    name: str
+    args: bytes
+    queue: str
+    lease_ns: int
+    window_ns: int
+    expires_ns: int
+    suspect: bool
+    created_ns: int
+    generation: int
+
+
+class Leased(Record, frozen=True):
+    """What was granted, and whether there are suspects, which are granted only by themselves.
+
+    `revocations` counts the leases that were ever taken from their workers: when it has changed, it
+    is time to look whether one's own still hold.
+    """
+
+    grants: list[Grant]
+    suspects: bool = False
+    revocations: int = 0
+
+
+@operation
+def lease(
+    txn: Txn, universe: str, worker: str, queues: list[str], limit: int, alone: bool = False
+) -> Leased:
+    """Grant up to `limit` tasks, by priority and age, from the queues in turn.
+
+    A suspect is granted when asked for `alone`, and then only one of them and nothing beside it.
+    """
+    decision = Decision(txn, universe)
+    granted = grant(decision, worker, queues, limit, alone)
+    decision.close()
+    return granted
+
+
+def grant(decision: Decision, worker: str, queues: list[str], limit: int, alone: bool) -> Leased:
+    check_name("worker", worker)
+    check_limit(limit)
+    limit = min(limit, LEASE_BATCH_MAX)
+    for queue in queues:
+        check_name("queue", queue)
+    sweep(decision, limit + SWEEP_EXTRA)
+    grants: list[Grant] = []
+    suspects = False
+    if alone and limit:
+        for queue in queues:
+            _grant_from(decision, worker, queue, 1, grants, suspects=True)
+            if grants:
+                break
+    if not grants:
+        for queue in queues:
+            if len(grants) < limit:
+                _grant_from(decision, worker, queue, limit - len(grants), grants, suspects=False)
+    if not alone:
+        txn, keys = decision.txn, decision.keys
+        for queue in queues:
+            waiting = keys.suspects + packed_text(queue)
+            if txn.scan(waiting, tuples.after(waiting), 1):
+                suspects = True
+                break
+    return Leased(grants, suspects, decision.txn.count(decision.keys.revocations))
+
+
+def _grant_from(
+    decision: Decision,
+    worker: str,
+    queue: str,
+    limit: int,
+    grants: list[Grant],
+    *,
+    suspects: bool,
+) -> None:
+    txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
+    limits = limits_of(txn, keys, queue)
+    if limits.concurrency:
+        leased = counts_of(txn, keys, queue).leased + decision.tally.change(queue, "leased")
+        limit = min(limit, limits.concurrency - leased)
+    if limit <= 0:
+        return
+    place = "suspect" if suspects else "ready"
+    lane = (keys.suspects if suspects else keys.ready) + packed_text(queue)
+    bodies, statuses = keys.bodies, keys.statuses
+    get, put, delete = txn.get, txn.put, txn.delete
+    # Leases of equal length are one batch: one number, one row to find them by when they are overdue.
+    batches: dict[int, tuple[int, int, list[int]]] = {}
+    number = txn.count(keys.lease)
+    begun = parked = size = 0
+    start = lane
+    while begun < limit and size < LEASE_BYTES_MAX:
+        page = txn.scan(start, tuples.after(lane), limit - begun)
+        if not page:
+            break
+        start = page[-1][0] + b"\x00"
+        if parked >= PARKED_MAX:
+            decision.wake(queue)
+            break
+        for key, packed_seq in page:
+            if size >= LEASE_BYTES_MAX:
+                break
+            row = get(bodies + packed_seq)
+            assert row is not None, "an index names a task that is not there"
+            body = decode_body(row)
+            spec = spec_of(txn, keys, body.spec)
+            if body.limit and not decision.begin_limited(spec, body.limit, limits.per_key):
+                decision.park(key, packed_seq, body, spec, place)
+                parked += 1
+                continue
+            row = get(statuses + packed_seq)
+            was = FRESH if row is None else decode_status(row)
+            batch = batches.get(spec.lease_ns)
+            if batch is None:
+                number += 1
+                batch = batches[spec.lease_ns] = (number, now_ns + spec.lease_ns, [])
+            lease_no, expires_ns, seqs = batch
+            after = board.granted(was, lease_no, worker, expires_ns, now_ns)
+            delete(key)
+            put(statuses + packed_seq, pack(after))
+            seq = seq_of(packed_seq)
+            seqs.append(seq)
+            args = blobs.get(txn, body.blob) if body.blob else body.args
+            size += len(args)
+            grants.append(
+                Grant(
+                    seq,
+                    lease_no,
+                    after.attempt,
+                    spec.name,
+                    args,
+                    queue,
+                    spec.lease_ns,
+                    spec.window_ns,
+                    expires_ns,
+                    suspects,
+                    body.created_ns,
+                    body.generation,
+                )
+            )
+            begun += 1
+    if not begun:
+        return
+    decision.tally.add(queue, place, -begun)
+    decision.tally.add(queue, "leased", begun)
+    txn.add(keys.lease, len(batches))
+    for lease_no, expires_ns, seqs in batches.values():
+        decision.log.say(Granted(lease_no, worker, expires_ns, seqs))
+        row_key = keys.expiries + pack_int(expires_ns) + pack_int(lease_no)
+        put(row_key, pack(Batch(lease_no, worker, seqs)))
+
+
+class Batch(Record, frozen=True):
+    """Leases given together: looked at when the time is up that they were first given for."""
+
+    lease: int
+    worker: str
+    tasks: list[int]
+
+
+def sweep(decision: Decision, limit: int) -> int:
+    """End leases whose time is up, wake tasks whose time has come, release dependents."""
+    done = _expire(decision, limit)
+    done += decision.wake_due(limit)
+    done += dependents.release(decision)
+    return done
+
+
+def _expire(decision: Decision, limit: int) -> int:
+    txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
+    seen = 0
+    while seen < limit:
+        overdue = txn.scan(keys.expiries, keys.expiries + pack_int(now_ns + 1), 1)
+        if not overdue:
+            break
+        key, row = overdue[0]
+        batch = msgspec.msgpack.decode(row, type=Batch)
+        txn.delete(key)
+        seen += len(batch.tasks) + 1
+        out: list[tuple[int, bytes, Status]] = []
+        later: dict[int, list[int]] = {}
+        for seq in batch.tasks:
+            packed_seq = pack_int(seq)
+            status = decision.status(packed_seq)
+            if status.state != State.LEASED or status.lease != batch.lease:
+                continue
+            if status.expires_ns > now_ns:
+                later.setdefault(status.expires_ns, []).append(seq)
+            else:
+                out.append((seq, packed_seq, status))
+        for expires_ns, seqs in later.items():
+            again = keys.expiries + pack_int(expires_ns) + pack_int(batch.lease)
+            held = txn.get(again)
+            if held is not None:
+                seqs = msgspec.msgpack.decode(held, type=Batch).tasks + seqs
+            txn.put(again, pack(Batch(batch.lease, batch.worker, seqs)))
+        if out:
+            decision.log.say(Expired(batch.lease, [seq for seq, _, _ in out]))
+            for seq, packed_seq, status in out:
+                _give_up(decision, seq, packed_seq, status)
+    return seen
+
+
+def _give_up(decision: Decision, seq: int, packed_seq: bytes, was: Status) -> None:
+    """What becomes of a task whose lease expired."""
+    body, spec = decision.known(packed_seq)
+    after = board.expired(was)
+    decision.unlease(body, spec)
+    if after.expiries >= spec.expiries_max:
+        bury(decision, seq, packed_seq, spec, after, EXPIRIES_EXHAUSTED)
+        return
+    decision.write(packed_seq, after)
+    decision.enter(packed_seq, body, spec, after)
+
+
+def bury(
+    decision: Decision, seq: int, packed_seq: bytes, spec: Spec, was: Status, reason: str
+) -> None:
+    decision.log.say(Dead([seq], reason))
+    decision.write(packed_seq, board.buried(was, reason, decision.now_ns))
+    decision.ended(seq, spec, "dead", awaited=was.awaited)
+
+
+class Hold(Record, frozen=True):
+    """A lease that a worker has, and whether it has seen it go on since it last said so."""
+
+    seq: int
+    lease: int
+    progressed: bool = False
+
+
+@operation
+def extend(txn: Txn, universe: str, generation: int, holds: list[Hold]) -> list[int]:
+    """Let leases last as long again; when each runs out now, 0 for one that is lost.
+
+    Without progress a lease ends with its window: it is then not extended any more, but still holds
+    until it runs out.
+    """
+    check_limit(len(holds), "holds")
+    decision = Decision(txn, universe)
+    now_ns = decision.now_ns
+    answers: list[int] = []
+    said = Extended([], [], [], [])
+    for hold in holds:
+        packed_seq = pack_int(hold.seq)
+        status = decision.status(packed_seq)
+        if generation != txn.generation or not live(status, hold.lease, now_ns):
+            answers.append(0)
+            continue
+        _, spec = decision.known(packed_seq)
+        since_ns = now_ns if hold.progressed else status.progress_ns
+        until_ns = min(now_ns + spec.lease_ns, since_ns + spec.window_ns)
+        if until_ns <= status.expires_ns and not hold.progressed:
+            answers.append(status.expires_ns)
+            continue
+        until_ns = max(until_ns, status.expires_ns)
+        decision.write(packed_seq, board.extended(status, until_ns, hold.progressed, now_ns))
+        said.tasks.append(hold.seq)
+        said.leases.append(hold.lease)
+        said.expires_ns.append(until_ns)
+        said.progressed.append(hold.progressed)
+        answers.append(until_ns)
+    if said.tasks:
+        decision.log.say(said)
+    decision.close()
+    return answers
+
+
+def live(status: Status, lease: int, now_ns: int) -> bool:
+    return status.state == State.LEASED and status.lease == lease and now_ns < status.expires_ns
+
+
+# -- looking -------------------------------------------------------------------------------------
+
+
+def next_due_ns(txn: Txn, universe: str) -> int | None:
+    """When a task comes up, or a lease may run out, by store time; None for nothing in sight."""
+    keys = keys_of(universe)
+    times = [
+        int_at(key, len(prefix))
+        for prefix in (keys.delayed, keys.expiries)
+        for key, _ in txn.scan(prefix, tuples.after(prefix), 1)
+    ]
+    return min(times, default=None)
+
+
+def held_by(txn: Txn, universe: str, worker: str) -> list[tuple[int, int]]:
+    """(seq, lease) of what a worker has leased: for one that lost an answer. It looks at every batch
+    of leases that there is."""
+    keys = keys_of(universe)
+    found = []
+    for _, row in txn.scan(keys.expiries, tuples.after(keys.expiries)):
+        batch = msgspec.msgpack.decode(row, type=Batch)
+        if batch.worker == worker:
+            found += [(seq, batch.lease) for seq in batch.tasks]
+    return [one for one in found if holds(txn, universe, *one)]
+
+
+def holds(txn: Txn, universe: str, seq: int, lease: int) -> bool:
+    """Whether a lease is the task's current one. Whether its time is up is the commit's to judge."""
+    keys = keys_of(universe)
+    status = status_of(txn, keys, pack_int(seq))
+    return status.state == State.LEASED and status.lease == lease

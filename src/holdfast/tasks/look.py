@@ -1,0 +1,223 @@
+"""Looking at tasks: one with everything that is known of it, counts by queue, what can be granted.
+
+Nothing here scans: a task is read by its number, and what is next by the first row of an index. Lists
+are in `listing`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from holdfast.errors import NotFound
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn
+from holdfast.tasks.ids import LeaseId, TaskId
+from holdfast.tasks.rows import (
+    Body,
+    Counts,
+    Keys,
+    Limits,
+    Spec,
+    Status,
+    body_of,
+    counts_of,
+    keys_of,
+    limits_of,
+    order,
+    pack_int,
+    packed_text,
+    seq_of,
+    spec_of,
+    status_of,
+)
+from holdfast.tasks.states import State
+
+QUEUES_MAX = 10_000
+
+
+class TaskRow(NamedTuple):
+    """A task as it is now. `where` is its state, or the place where it waits."""
+
+    seq: int
+    body: Body
+    spec: Spec
+    status: Status
+    where: str
+
+    @property
+    def id(self) -> TaskId:
+        return TaskId(self.body.generation, self.seq)
+
+    @property
+    def state(self) -> State:
+        return State(self.status.state)
+
+    @property
+    def not_before_ns(self) -> int:
+        return self.status.not_before_ns or self.body.not_before_ns
+
+
+class Seen(NamedTuple):
+    """One task with all that is known of it, and in words why it is where it is."""
+
+    row: TaskRow
+    why: str
+    args: bytes
+    # Of a task that is not COMPLETED, empty.
+    result: bytes
+    # What it last said of itself while it ran; empty for nothing.
+    progress: bytes
+    lease: LeaseId | None
+    after: tuple[TaskId, ...]
+    redrive_of: TaskId | None
+    redriven_by: TaskId | None
+
+
+def find(txn: Txn, universe: str, task: TaskId) -> TaskRow:
+    row = row_of(txn, keys_of(universe), pack_int(task.seq))
+    if row is None or row.body.generation != task.generation:
+        raise NotFound(what="task", task=str(task), universe=universe)
+    return row
+
+
+def see(txn: Txn, universe: str, task: TaskId) -> Seen:
+    keys = keys_of(universe)
+    row = find(txn, universe, task)
+    body, status = row.body, row.status
+    leased = status.state == State.LEASED
+    return Seen(
+        row,
+        why(txn, universe, row),
+        blobs.get(txn, body.blob) if body.blob else body.args,
+        blobs.get(txn, status.blob) if status.blob else status.result,
+        txn.get(keys.progress + pack_int(row.seq)) or b"",
+        LeaseId(txn.generation, status.lease, row.seq) if leased else None,
+        tuple(_name(txn, keys, seq, body) for seq in body.after),
+        _name(txn, keys, body.redrive_of, body) if body.redrive_of else None,
+        _name(txn, keys, status.redriven_by, body) if status.redriven_by else None,
+    )
+
+
+def why(txn: Txn, universe: str, row: TaskRow) -> str:
+    """Why a task is where it is, for people."""
+    keys, spec, status = keys_of(universe), row.spec, row.status
+    limits = limits_of(txn, keys, spec.queue)
+    if row.where == "blocked":
+        open_ = [seq for seq in row.body.after if not _completed(txn, keys, seq)]
+        names = ", ".join(str(_name(txn, keys, seq, row.body)) for seq in open_[:10])
+        return f"others have to complete first: {names}"
+    if row.where == "parked":
+        return f"{limits.per_key} with the limit {row.body.limit!r} run already, as many as may"
+    if row.where == "delayed":
+        return "its time has not come yet" if not status.attempt else "it is tried again later"
+    if row.where in ("ready", "suspect"):
+        leased = counts_of(txn, keys, spec.queue).leased
+        if limits.concurrency and leased >= limits.concurrency:
+            return f"{leased} of its queue run already, as many as may"
+        if row.where == "suspect":
+            return (
+                "its worker was lost, so it is given out by itself, to the next that asks for such"
+            )
+        return "the next worker that asks for its queue gets it, after those before it"
+    if row.where == "leased":
+        if txn.now_ns >= status.expires_ns:
+            return f"the lease of {status.worker} is over; the next who asks for work ends it"
+        return f"{status.worker} has it, attempt {status.attempt}"
+    if row.where == "failed":
+        return f"it failed for good, {status.failures} of {spec.attempts} attempts used"
+    if row.where == "dead":
+        return f"it was given up: {status.reason}"
+    return "it is done"
+
+
+def given(txn: Txn, universe: str, lease: LeaseId) -> bool:
+    """Whether a lease was ever granted, as far as anybody knows: a worker made none up."""
+    keys = keys_of(universe)
+    if lease.generation != txn.generation:
+        return lease.generation < txn.generation
+    return (
+        lease.lease <= txn.count(keys.lease)
+        and status_of(txn, keys, pack_int(lease.seq)).attempt > 0
+    )
+
+
+# -- queues ---------------------------------------------------------------------------------------
+
+
+class QueueRow(NamedTuple):
+    queue: str
+    counts: Counts
+    limits: Limits
+
+
+def queues(txn: Txn, universe: str) -> list[QueueRow]:
+    """Every queue that ever had a task, or has limits, by name."""
+    keys = keys_of(universe)
+    found = {
+        str(tuples.unpack(key[len(space) :])[0])
+        for space in (keys.counts, keys.limits)
+        for key, _ in txn.scan(space, tuples.after(space), QUEUES_MAX)
+    }
+    return [
+        QueueRow(name, counts_of(txn, keys, name), limits_of(txn, keys, name))
+        for name in sorted(found)
+    ]
+
+
+def offering(txn: Txn, universe: str, names: Iterable[str]) -> list[str]:
+    """Of these queues, those that have something to be granted."""
+    keys = keys_of(universe)
+    return [
+        name
+        for name in names
+        if any(
+            txn.scan(lane + packed_text(name), tuples.after(lane + packed_text(name)), 1)
+            for lane in (keys.ready, keys.suspects)
+        )
+    ]
+
+
+def overdue_retention(txn: Txn, universe: str) -> bool:
+    """Whether there are tasks that ended so long ago that they are to be forgotten."""
+    keys = keys_of(universe)
+    return bool(txn.scan(keys.retained, keys.retained + pack_int(txn.now_ns + 1), 1))
+
+
+# -- inside ---------------------------------------------------------------------------------------
+
+
+def row_of(txn: Txn, keys: Keys, packed_seq: bytes) -> TaskRow | None:
+    body = body_of(txn, keys, packed_seq)
+    if body is None:
+        return None
+    spec = spec_of(txn, keys, body.spec)
+    status = status_of(txn, keys, packed_seq)
+    where = State(status.state).name.lower()
+    if status.state == State.WAITING:
+        where = _place(txn, keys, packed_seq, body, spec, status)
+    return TaskRow(seq_of(packed_seq), body, spec, status, where)
+
+
+def _place(txn: Txn, keys: Keys, packed_seq: bytes, body: Body, spec: Spec, status: Status) -> str:
+    here = order(spec, packed_seq)
+    if txn.get(keys.ready + here) is not None:
+        return "ready"
+    if txn.get(keys.suspects + here) is not None:
+        return "suspect"
+    if status.waits:
+        return "blocked"
+    not_before_ns = status.not_before_ns or body.not_before_ns
+    if txn.get(keys.delayed + pack_int(not_before_ns) + packed_seq) is not None:
+        return "delayed"
+    return "parked"
+
+
+def _completed(txn: Txn, keys: Keys, seq: int) -> bool:
+    return status_of(txn, keys, pack_int(seq)).state == State.COMPLETED
+
+
+def _name(txn: Txn, keys: Keys, seq: int, by: Body) -> TaskId:
+    """The name of a task that another one knows by its number; it may be gone."""
+    body = body_of(txn, keys, pack_int(seq))
+    return TaskId((body or by).generation, seq)

@@ -1,0 +1,193 @@
+"""Submitting tasks: `TaskCreated`.
+
+A batch is submitted whole or not at all. A task may have a key (a second one with the same key and
+arguments is the first one, as long as that is kept), a limit (`rows.Limits`), a delay, and others that
+must complete before it is begun.
+"""
+
+from __future__ import annotations
+
+from holdfast.codec import Record
+from holdfast.config import BLOB_THRESHOLD_BYTES, MESSAGE_BYTES_MAX, QUEUE_PRIORITY_MAX
+from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
+from holdfast.errors import Invalid, KeyConflict, NotFound, ValueTooLarge
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn, operation
+from holdfast.tasks import board, dependents
+from holdfast.tasks.decision import Decision
+from holdfast.tasks.records import Created, Dead, digest_of
+from holdfast.tasks.rows import FRESH, Body, Spec, Status, pack, pack_int, put_spec, seq_of
+
+AFTER_MAX = 1_000
+
+
+class CyclicDependency(Invalid):
+    code = "cyclic_dependency"
+    hint = "a task cannot wait for itself, directly or through others"
+
+
+class New(Record, frozen=True):
+    """A task to be submitted. `after` names tasks by seq, or, below 0, others of the same batch:
+    -1 is the first."""
+
+    args: bytes
+    delay_ns: int = 0
+    key: str = ""
+    limit: str = ""
+    after: tuple[int, ...] = ()
+
+
+@operation
+def submit(txn: Txn, universe: str, spec: Spec, new: list[New]) -> list[int]:
+    """Create tasks, all or none; their seqs. A key that is in use answers with its task."""
+    return submit_all.fn(txn, universe, [spec], [0] * len(new), new)
+
+
+@operation
+def submit_all(
+    txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
+) -> list[int]:
+    """`submit` for tasks of different kinds."""
+    check_limit(len(new), "tasks")
+    if len(spec_of_each) != len(new) or not set(spec_of_each) <= set(range(len(specs))):
+        raise Invalid(what="tasks", why="each has one spec")
+    for spec in specs:
+        check_spec(spec)
+    _check_order(new)
+    decision = Decision(txn, universe)
+    keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
+    names = [put_spec(txn, keys, spec) for spec in specs]
+    # The usual task is ready at once: its queue, its priority, and nothing else to look at.
+    lanes = [keys.ready + tuples.pack((spec.queue, -spec.priority)) for spec in specs]
+    put, bodies = txn.put, keys.bodies
+    seq = last = txn.count(keys.seq)
+    seqs: list[int] = []
+    created: list[int] = []
+    rows: list[bytes] = []
+    stillborn: list[tuple[int, Spec]] = []
+    plain = [0] * len(specs)
+    for at, one in zip(spec_of_each, new, strict=True):
+        args, blob = one.args, b""
+        if len(args) > BLOB_THRESHOLD_BYTES:
+            if len(args) > MESSAGE_BYTES_MAX:
+                raise ValueTooLarge(what="arguments", bytes=len(args), bytes_max=MESSAGE_BYTES_MAX)
+            args, blob = b"", blobs.put(txn, args)
+        if not (one.key or one.limit or one.after or one.delay_ns or blob):
+            seq += 1
+            packed_seq = pack_int(seq)
+            row = pack(Body(names[at], args, now_ns, generation))
+            put(bodies + packed_seq, row)
+            put(lanes[at] + packed_seq, packed_seq)
+            plain[at] += 1
+            created.append(seq)
+            rows.append(row)
+            seqs.append(seq)
+            continue
+        spec = specs[at]
+        found = _keyed(decision, one, names[at], spec)
+        if found:
+            if blob:
+                blobs.release.fn(txn, blob)
+            seqs.append(found)
+            continue
+        seq += 1
+        packed_seq = pack_int(seq)
+        check_time("delay_ns", one.delay_ns)
+        named = (after if after > 0 else seqs[-after - 1] for after in one.after)
+        others = tuple(dict.fromkeys(named))
+        _check_known(decision, seq, others)
+        body = Body(
+            names[at],
+            args,
+            now_ns,
+            generation,
+            now_ns + one.delay_ns if one.delay_ns else 0,
+            one.key,
+            one.limit,
+            others,
+            0,
+            blob,
+        )
+        row = pack(body)
+        put(bodies + packed_seq, row)
+        if one.key:
+            put(keys.keys + tuples.pack((spec.name, one.key)), packed_seq)
+        waits = dependents.block(decision, packed_seq, others)
+        status = FRESH if not waits else Status(waits=waits)
+        if waits:
+            decision.write(packed_seq, status)
+        if waits is None:
+            stillborn.append((seq, spec))
+            decision.write(packed_seq, board.buried(FRESH, dependents.DEPENDENCY_FAILED, now_ns))
+        else:
+            decision.enter(packed_seq, body, spec, status)
+        created.append(seq)
+        rows.append(row)
+        seqs.append(seq)
+    for spec, count in zip(specs, plain, strict=True):
+        if count:
+            decision.tally.add(spec.queue, "ready", count)
+            decision.wake(spec.queue)
+    if created:
+        txn.add(keys.seq, seq - last)
+        decision.log.say(Created(created, digest_of(rows)))
+    for dead, spec in stillborn:
+        decision.log.say(Dead([dead], dependents.DEPENDENCY_FAILED))
+        decision.ended(dead, spec, "dead", awaited=False)
+    decision.close()
+    return seqs
+
+
+def check_spec(spec: Spec) -> None:
+    check_name("task", spec.name)
+    check_name("queue", spec.queue)
+    check_ttl(spec.lease_ns)
+    check_ttl(spec.window_ns)
+    check_time("retain_ns", spec.retain_ns)
+    check_time("backoff_ns", spec.backoff_ns)
+    check_time("backoff_ns_max", spec.backoff_ns_max)
+    for what in ("attempts", "expiries_max"):
+        if not 1 <= getattr(spec, what) <= 1_000_000:
+            raise Invalid(what=what, found=getattr(spec, what), min=1, max=1_000_000)
+    if not -QUEUE_PRIORITY_MAX <= spec.priority <= QUEUE_PRIORITY_MAX:
+        raise Invalid(what="priority", found=spec.priority, max=QUEUE_PRIORITY_MAX)
+
+
+def _check_order(new: list[New]) -> None:
+    """Those of a batch may wait for each other, for earlier ones only: so there is no cycle."""
+    for index, one in enumerate(new):
+        if one.after:
+            if len(one.after) > AFTER_MAX:
+                raise Invalid(what="after", why="too many", found=len(one.after), max=AFTER_MAX)
+            for after in one.after:
+                if after == 0:
+                    raise Invalid(what="after", why="seqs start at 1, those of the batch at -1")
+                if after < 0 and -after - 1 >= index:
+                    raise CyclicDependency(task=index, waits_for=-after - 1)
+        if one.key:
+            check_name("key", one.key)
+        if one.limit:
+            check_name("limit_key", one.limit)
+
+
+def _check_known(decision: Decision, seq: int, others: tuple[int, ...]) -> None:
+    for other in others:
+        if other == seq:
+            raise CyclicDependency(task=seq, waits_for=other)
+        if decision.body(pack_int(other)) is None:
+            raise NotFound(what="task", why="after= names no task", task=other)
+
+
+def _keyed(decision: Decision, one: New, name: bytes, spec: Spec) -> int:
+    """The task that has this key, if one has; another body than its own is a conflict."""
+    if not one.key:
+        return 0
+    found = decision.txn.get(decision.keys.keys + tuples.pack((spec.name, one.key)))
+    if found is None:
+        return 0
+    body = decision.body(found)
+    assert body is not None, "a key names a task that is not there"
+    args = blobs.get(decision.txn, body.blob) if body.blob else body.args
+    if args != one.args:
+        raise KeyConflict(what="task", name=spec.name, key=one.key, task=seq_of(found))
+    return seq_of(found)
