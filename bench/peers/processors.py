@@ -6,8 +6,9 @@ import contextlib
 from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path
+from time import clock_gettime_ns
 
-from bench.workers import cpu_ns
+SCHEDULED = 2
 
 
 def used_ns(roots: Iterable[int]) -> int:
@@ -18,8 +19,13 @@ def used_ns(roots: Iterable[int]) -> int:
     total = 0
     for pid in _families(roots):
         with contextlib.suppress(OSError):
-            total += cpu_ns(pid)
+            total += clock_gettime_ns(_clock(pid))
     return total
+
+
+def _clock(pid: int) -> int:
+    """The processor clock of another process, as Linux names it; threads that ended are in it."""
+    return ~pid << 3 | SCHEDULED
 
 
 def _families(roots: Iterable[int]) -> set[int]:

@@ -75,7 +75,7 @@ def test_an_effect_that_its_world_cancelled_is_not_reissued_for_a_fork(rig: Rig)
     child = ada.fork("child", at=2, effects="reissue")
     rig.assign(child)
     rig.work(rig.pool())
-    assert child.state().told == []
+    assert child.state().told == ["error cancelled 0"]
     assert rig.outside.calls == []
 
 
@@ -154,6 +154,27 @@ def test_a_key_that_is_forgotten_while_its_effect_waits_is_the_same_wish(rig: Ri
     ada.send(Ordered(key="k"))
     rig.work(rig.pool())
     assert len(rig.outside.calls) == 1
+
+
+def test_a_key_that_is_forgotten_while_its_effect_waits_still_stands_for_it(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered("tea", key="k"))
+    rig.clock.advance(10)
+    while rig.store.transact(dedupe.collect, publish.scope(rig.universe), 0, 100):
+        pass
+    ada.send(Ordered("milk", key="k", tag="other"))
+    rig.work(rig.pool())
+    assert ada.state().told == ["error key_conflict 0 other", "ok done 1"]
+    assert [call.args for call in rig.outside.calls] == [("tea",)]
+
+
+def test_every_use_of_a_key_for_something_else_has_a_receipt_of_its_own(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered("tea", key="k"), Ordered("milk", times=2, key="k"))
+    ada.send(Ordered("milk", key="k"))
+    rig.work(rig.pool())
+    hashes = [entry.step.ingress.intent_hash for entry in ada.journal()[3:]]
+    assert ada.state().told == ["error key_conflict 0"] * 3 + ["ok done 1"]
+    assert len(set(hashes)) == 4
+    assert hashes[3] == ada.state().intents[0]
 
 
 def test_answers_that_do_not_fit_into_one_commit_go_into_several(

@@ -8,12 +8,14 @@ import pytest
 
 import holdfast as hf
 from holdfast.clock import S
+from holdfast.durable import journal
 from holdfast.errors import Invalid
 from holdfast.ops import service
+from holdfast.world.host import SnapshotPolicy
 from tests.roles.rig import Rig
 from tests.roles.shop import Buyer, Dropped, Ordered, Repeated, Slept, Unset, Woken
 
-MODULES = ("holdfast.world.inherit", "holdfast.world.fork")
+MODULES = ("holdfast.world.inherit", "holdfast.world.fork", "holdfast.world.answers")
 
 
 def forked(rig: Rig, parent: hf.WorldHandle[Buyer], **policy: Any) -> hf.WorldHandle[Buyer]:
@@ -107,15 +109,146 @@ def test_forking_again_gives_nothing_twice(rig: Rig) -> None:
     assert (len(child.state().told), child.state().woken) == (1, [""])
 
 
+@pytest.mark.parametrize("policy", ["fail", "reissue"])
+def test_what_was_cancelled_by_then_is_answered_so_in_the_child(rig: Rig, policy: str) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"), Dropped())
+    child = forked(rig, ada, at=2, effects=policy)
+    rig.work(rig.pool())
+    assert child.state().told == ["error cancelled 0 a"]
+    assert rig.outside.calls == []
+
+
+@pytest.mark.parametrize("policy", ["fail", "reissue"])
+def test_what_was_refused_by_then_is_answered_so_in_the_child(rig: Rig, policy: str) -> None:
+    ada = rig.buyer("ada", Ordered("tea", key="k"))
+    rig.work(rig.pool())
+    ada.send(Ordered("milk", key="k", tag="m"))
+    rig.think()
+    child = forked(rig, ada, at=3, effects=policy)
+    rig.work(rig.pool())
+    assert child.state().told == ada.state().told == ["ok done 1", "error key_conflict 0 m"]
+
+
+def test_a_child_that_drops_effects_is_not_told_what_was_cancelled(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(), Dropped(), Slept(60))
+    child = forked(rig, ada, at=2, timers="keep")
+    rig.think()
+    assert child.state().told == []
+
+
+def test_the_key_of_a_reissued_intent_stands_for_it_in_the_child(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered("tea", key="k"))
+    child = forked(rig, ada, effects="reissue")
+    child.send(Ordered("milk", key="k", tag="m"))
+    rig.work(rig.pool())
+    assert child.state().told == ["error key_conflict 0 m", "ok done 1 again"]
+
+
+# -- forks of forks ------------------------------------------------------------------------------
+
+
+def grandchild(rig: Rig, child: hf.WorldHandle[Buyer], **policy: Any) -> hf.WorldHandle[Buyer]:
+    made = child.fork("grandchild", **policy)
+    rig.assign(made)
+    return made
+
+
 def test_a_fork_of_a_fork_takes_over_what_the_child_wanted_itself(rig: Rig) -> None:
     ada = rig.buyer("ada", Ordered(tag="ada"))
     child = forked(rig, ada)
     child.send(Ordered(tag="child"))
     rig.think()
-    grandchild = child.fork("grandchild", effects="fail")
-    rig.assign(grandchild)
+    made = grandchild(rig, child, effects="fail")
     rig.think()
-    assert grandchild.state().told == ["error dropped_by_fork 0 child"]
+    assert made.state().told == ["error dropped_by_fork 0 child"]
+
+
+def test_a_fork_of_a_fork_takes_over_what_the_child_was_given(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered("tea", tag="a"), Slept(60, "k", "x"))
+    child = forked(rig, ada, effects="reissue", timers="keep")
+    made = grandchild(rig, child, effects="reissue", timers="keep")
+    rig.work(rig.pool())
+    rig.work(rig.timer_worker(), seconds=70)
+    assert [call.args for call in rig.outside.calls] == [("tea",)] * 3
+    assert len(rig.outside.keys) == 3
+    assert made.state().told == child.state().told == ["ok done 1 a again"]
+    assert made.state().woken == child.state().woken == ["x"]
+
+
+def test_what_a_fork_was_refused_its_own_fork_is_refused_too(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"))
+    child = forked(rig, ada, effects="fail")
+    made = grandchild(rig, child, effects="reissue")
+    rig.work(rig.pool())
+    assert made.state().told == ["error dropped_by_fork 0 a"]
+    assert len(rig.outside.calls) == 1
+
+
+def test_what_a_fork_has_read_its_own_fork_is_not_told_again(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"), Slept(10, "k", "x"))
+    child = forked(rig, ada, effects="reissue", timers="keep")
+    rig.work(rig.pool())
+    rig.work(rig.timer_worker(), seconds=20)
+    made = grandchild(rig, child, effects="fail", timers="keep")
+    rig.work(rig.timer_worker(), seconds=20)
+    assert made.state().told == ["ok done 1 a again"]
+    assert made.state().woken == ["x"]
+
+
+def test_a_fork_of_a_fork_that_drops_gets_nothing(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(), Slept(10))
+    child = forked(rig, ada, effects="reissue", timers="keep")
+    made = grandchild(rig, child)
+    rig.work(rig.pool())
+    rig.work(rig.timer_worker(), seconds=20)
+    assert made.state().told == made.state().woken == []
+
+
+def test_a_delay_that_has_fired_in_the_child_since_fires_in_its_fork_at_once(rig: Rig) -> None:
+    ada = rig.buyer("ada", Slept(60, "k", "x"))
+    child = forked(rig, ada, timers="keep")
+    rig.work(rig.timer_worker(), seconds=70)
+    assert child.state().woken == ["x"]
+    made = grandchild(rig, child, at=1, timers="keep")
+    rig.work(rig.timer_worker())
+    assert made.state().woken == ["x"]
+
+
+def test_a_timer_that_repeats_goes_on_in_a_fork_of_a_fork(rig: Rig) -> None:
+    ada = rig.buyer("ada", Repeated("0 * * * *"))
+    child = forked(rig, ada, timers="keep")
+    rig.clock.advance(3600 * S)
+    rig.work(rig.timer_worker())
+    made = grandchild(rig, child, timers="keep")
+    rig.clock.advance(3600 * S)
+    rig.work(rig.timer_worker())
+    assert (len(child.state().woken), len(made.state().woken)) == (2, 2)
+
+
+def test_a_key_that_was_reissued_is_no_new_wish_in_a_fork_of_the_fork(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(key="k"))
+    child = forked(rig, ada, effects="reissue")
+    rig.work(rig.pool())
+    child.send(Ordered(key="k"))
+    rig.think()
+    grandchild(rig, child, effects="reissue")
+    rig.work(rig.pool())
+    assert len(rig.outside.calls) == 2
+
+
+def test_a_fork_that_has_lived_for_long_can_be_forked_with_its_wishes(rig: Rig) -> None:
+    """However many snapshots it has made since, the state that it began with is kept."""
+    ada = rig.buyer("ada", Ordered(tag="a"))
+    child = forked(rig, ada, effects="reissue")
+    rig.host = rig.worker(idle_s=1e6, incarnation="2", snapshots=SnapshotPolicy(1, keep=1))
+    rig.expire()
+    for n in range(5):
+        child.send(Woken(str(n)))
+        rig.think()
+    assert child.state(at=3).woken == ["0", "1"]
+    made = grandchild(rig, child, effects="fail")
+    rig.think()
+    assert made.state().told == ["error dropped_by_fork 0 a"]
 
 
 # -- timers --------------------------------------------------------------------------------------
@@ -171,7 +304,18 @@ def test_a_timer_that_repeats_goes_on_in_the_child(rig: Rig) -> None:
     assert (len(ada.state().woken), len(child.state().woken)) == (2, 2)
 
 
-# -- refusals ------------------------------------------------------------------------------------
+# -- refused ------------------------------------------------------------------------------------
+
+
+def test_a_world_whose_journal_was_cut_off_is_refused_and_loses_nothing_silently(rig: Rig) -> None:
+    rig.host = rig.worker(idle_s=1e6, snapshots=SnapshotPolicy(1, keep=1))
+    ada = rig.buyer("ada", Ordered(), Woken(), Woken())
+    while rig.store.transact(journal.truncate, rig.subject(ada), 100):
+        pass
+    before = rig.rows()
+    with pytest.raises(Invalid, match="does not reach back"):
+        ada.fork("child", effects="fail")
+    assert rig.rows() == before
 
 
 def test_without_the_code_only_drop_is_possible(rig: Rig) -> None:

@@ -73,7 +73,7 @@ class PaneState:
     # Its number, and its name.
     windows: frozenset[str]
     window_active: bool
-    index: str
+    number: str
     active: bool
 
 
@@ -161,7 +161,7 @@ class Target(NamedTuple):
     pane_id: str = ""
     session: str = ""
     window: str = ""
-    index: str = ""
+    number: str = ""
 
     def means(self, pane: PaneState) -> bool:
         if self.pane_id:
@@ -169,7 +169,7 @@ class Target(NamedTuple):
         return (
             pane.session == self.session
             and (self.window in pane.windows if self.window else pane.window_active)
-            and (self.index == pane.index if self.index else pane.active)
+            and (self.number == pane.number if self.number else pane.active)
         )
 
 
@@ -185,7 +185,10 @@ def target_of(target: str) -> Target:
 
 
 def _state_of(line: str) -> PaneState:
-    told = shlex.split(line)
+    try:
+        told = shlex.split(line)
+    except ValueError:
+        told = []
     if len(told) != len(_FIELDS) + 3:
         raise TmuxFailed(command="list-panes", said=f"not understood: {line[:ERROR_CHARS_MAX]}")
     given = dict(zip(_FIELDS, told, strict=False))
@@ -201,7 +204,7 @@ def _state_of(line: str) -> PaneState:
         session=session,
         windows=frozenset({given["window_index"], window}),
         window_active=given["window_active"] == "1",
-        index=given["pane_index"],
+        number=given["pane_index"],
         active=given["pane_active"] == "1",
         command=command,
     )

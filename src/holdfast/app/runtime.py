@@ -230,6 +230,8 @@ class Runtime:
 
 
 def _needed_by(app: App) -> tuple[str, ...]:
-    """All roles but those that only some effects need, and none of this app's does."""
-    special = {role for effect in app.effects.values() for role in effect.roles}
-    return tuple(role for role in ROLES if role != "dispatch" or role in special)
+    """All roles but those that only tasks or some effects need, if this app has none of them."""
+    needed = {role for effect in app.effects.values() for role in effect.roles}
+    if app.tasks:
+        needed.add("task")
+    return tuple(role for role in ROLES if role not in ("dispatch", "task") or role in needed)

@@ -72,9 +72,7 @@ def token_of(variable: str | None, file: str | None) -> str:
         token = path.read_bytes()[: TOKEN_BYTES_MAX + 1].decode("latin-1").strip()
         if not token:
             raise Invalid(what="--http-token-file", path=file, why="empty")
-    if token and not (
-        TOKEN_CHARS_MIN <= len(token) <= TOKEN_BYTES_MAX and _TOKEN.fullmatch(token)
-    ):
+    if token and not (TOKEN_CHARS_MIN <= len(token) <= TOKEN_BYTES_MAX and _TOKEN.fullmatch(token)):
         raise Invalid(
             what="token",
             why=f"{TOKEN_CHARS_MIN} or more visible characters without a space",
@@ -97,7 +95,10 @@ class Guard:
         if not self._knows(host):
             raise Forbidden(what="host", found=host[:64], why="not a name of this server")
         origin = request.headers.get("origin")
-        if origin is not None and origin.lower() not in (f"http://{host.lower()}", f"https://{host.lower()}"):
+        if origin is not None and origin.lower() not in (
+            f"http://{host.lower()}",
+            f"https://{host.lower()}",
+        ):
             raise Forbidden(what="origin", found=origin[:64], why="of another site")
         if request.method not in ("GET", "HEAD"):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -137,6 +137,42 @@ class Response(NamedTuple):
     body: bytes
     headers: tuple[tuple[str, str], ...] = ()
     kind: str = "application/json"
+    # What is to be done if whoever asked is gone and cannot be told.
+    undo: Callable[[], Awaitable[None]] | None = None
+
+
+class Call(NamedTuple):
+    """A request as a handler sees it."""
+
+    request: Request
+    # What the route's pattern left open, in order.
+    names: tuple[str, ...]
+    body: bytes
+    # Whether it may be told everything; only routes that are open to all are asked otherwise.
+    trusted: bool
+    # Whether whoever asked has hung up.
+    gone: Callable[[], bool]
+
+
+Handler = Callable[[Call], Awaitable[Response]]
+
+
+class Route(NamedTuple):
+    """A method and a path; `*` stands for one part of it."""
+
+    method: str
+    path: tuple[str, ...]
+    handler: Handler
+    # For everybody, with or without a token.
+    open: bool = False
+
+
+class Api:
+    """What a server serves. Made in its loop, closed there before the server ends."""
+
+    routes: tuple[Route, ...] = ()
+
+    def close(self) -> None: ...
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -221,7 +257,9 @@ def _length(method: str, headers: Mapping[str, str]) -> int:
 def problem(error: HoldfastError) -> Response:
     status = next((s for kind, s in _STATUS if isinstance(error, kind)), None)
     if status is None:
-        status = HTTPStatus.SERVICE_UNAVAILABLE if error.retryable else HTTPStatus.INTERNAL_SERVER_ERROR
+        status = (
+            HTTPStatus.SERVICE_UNAVAILABLE if error.retryable else HTTPStatus.INTERNAL_SERVER_ERROR
+        )
     document = {
         "type": "about:blank",
         "title": status.phrase,

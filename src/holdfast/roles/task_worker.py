@@ -59,6 +59,8 @@ PROGRESS_NS = S
 # How long tasks that may be leased only by themselves wait for the others to end.
 PATIENCE_NS = 2 * S
 PAUSE_S = 0.05
+# How long reports wait for others while the hands are busy anyway.
+LINGER_S = 0.002
 
 
 class TaskWorker:
@@ -103,6 +105,7 @@ class TaskWorker:
         self._held: dict[tuple[int, int], TaskRun] = {}
         self._reports: list[Report] = []
         self._looking = True
+        self._lingered = False
         self._due_ns: int | None = None
         self._revocations = 0
         self._suspects_since_ns = 0
@@ -163,10 +166,13 @@ class TaskWorker:
             since = self.store.wait(self._topics, since, rest_s)
         else:
             assert self._bell is not None
-            self._sleeping = True
-            if not self._hands.finished:
-                self._bell.wait(rest_s)
-            self._sleeping = False
+            if self._lingered:
+                self._stopping.wait(rest_s)
+            else:
+                self._sleeping = True
+                if not self._hands.finished:
+                    self._bell.wait(rest_s)
+                self._sleeping = False
         self._looking = True
         return since
 
@@ -186,7 +192,7 @@ class TaskWorker:
         if self._suspects and self._hands.busy:
             until_ns = min(until_ns, self._suspects_since_ns + PATIENCE_NS)
         rest_s = (until_ns - now_ns) / S
-        return min(rest_s, self._hands.rest_s)
+        return min(rest_s, self._hands.rest_s, LINGER_S if self._lingered else rest_s)
 
     # -- one step --------------------------------------------------------------------------------
 
@@ -224,6 +230,11 @@ class TaskWorker:
         limit, alone = self._wanted()
         if not self._reports and not (self._looking and limit):
             return False
+        if len(self._reports) < self._hands.line and not self._lingered:
+            # The hands have enough to do: what they finish meanwhile goes into the same commit.
+            self._lingered = True
+            return False
+        self._lingered = False
         reports = _within(self._reports, SETTLED_BYTES_MAX)
         turned: Turned = self.store.transact(
             tasks.turn,
@@ -474,6 +485,10 @@ class _Hands:
     @property
     def busy(self) -> bool:
         return any(crew.busy for crew in self._crews.values())
+
+    @property
+    def line(self) -> int:
+        return sum(crew.line for crew in self._crews.values())
 
     @property
     def finished(self) -> bool:

@@ -55,7 +55,7 @@ UPKEEP_S = 0.05
 RELEASED_BUSY = 8
 RELEASED_IDLE = 256
 # While cycles are under way, hints are looked for this often.
-LOOK_NS = 2 * MS
+LOOK_NS = 4 * MS
 # What a world cannot get over by being tried again.
 _BLOCKING = (ReplayDiverged, Invalid, StoreCorrupt, NotFound)
 
@@ -158,6 +158,8 @@ class WorldWorker(Role):
         return more or self.carriage.waiting
 
     def next_s(self) -> float:
+        if self.carriage.busy:
+            return LOOK_NS / S
         now_ns = self.store.now_ns()
         times = [hosted.renew_at_ns for hosted in self._hosted.values()]
         times += [*self._later.values(), self._beat_at_ns]
@@ -177,7 +179,7 @@ class WorldWorker(Role):
         if timeout_s <= 0 or self._bell is None:
             return super()._wait(since, timeout_s)
         if self.carriage.busy:
-            self._bell.rest(min(timeout_s, LOOK_NS / S))
+            self._bell.rest(timeout_s)
         else:
             self._bell.wait(timeout_s, since)
         return since

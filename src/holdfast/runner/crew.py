@@ -117,6 +117,11 @@ class Crew:
         return bool(self._held)
 
     @property
+    def line(self) -> int:
+        """How many wait for a hand."""
+        return len(self._line)
+
+    @property
     def has_finished(self) -> bool:
         """Whether there is something to collect."""
         return bool(self._finished)

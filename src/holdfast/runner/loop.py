@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The first pause after a fruitless tick; each further one is twice as long, up to the idle maximum.
 PAUSE_FIRST_MS = 10
+# How long an answer that is on its way is waited for before anything else is looked at.
+AWAIT_MS = 20
 
 
 class Loop:
@@ -121,6 +123,10 @@ class Loop:
         runner = self._runner
         stopping = runner.state is not State.RUNNING
         if stopping and not runner.in_hand:
+            return
+        if runner.awaits and self._bell is not None:
+            # It brings what there is to claim.
+            self._bell.rest(min(AWAIT_MS / 1000, runner.attend_s()))
             return
         longest_ns = runner.policy.idle_sleep_max_ms * MS
         claiming = runner.room > 0 and not stopping

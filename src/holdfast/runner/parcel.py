@@ -147,7 +147,7 @@ class Post:
         asked = min(room - self.asked, 2 * len(some)) if self._claimer.sure else 0
         taking = None
         if asked > 0:
-            again = 0 if self.asked else again_max
+            again = None if again_max is None else min(again_max, 1)
             taking = self._claimer.arguments(asked, policy, again)
         acks, fails, then = self._desk.arguments(some, policy)
         return Parcel(

@@ -297,9 +297,10 @@ class Runner:
     def _claim(self, policy: Policy, tick: Tick) -> deque[Work]:
         limit = max(self._limit(policy, tick), 0)
         again_max = self._again_max(policy)
-        if self._post is not None and self._post.busy and not self._claimer.sure:
-            # What is on its way is held, too: it must not be adopted.
-            return deque()
+        if self._post is not None and self._post.busy:
+            # What is on its way is held, too: it must not be adopted. And it claims by itself.
+            if self._post.asked or not self._claimer.sure:
+                return deque()
         return self._claimer.claim(limit, policy, tick, self._tending.has, again_max)
 
     def _limit(self, policy: Policy, tick: Tick) -> int:
@@ -315,6 +316,11 @@ class Runner:
             return None
         crew = self._tending.crew
         return self._concurrency if crew is None else crew.free
+
+    @property
+    def awaits(self) -> bool:
+        """Whether an answer is on its way that will ring."""
+        return self._post is not None and self._post.asked > 0
 
     def attend_s(self) -> float:
         """How long the crew may be left to itself."""

@@ -237,7 +237,4 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "fork of a fork: wishes are not kept": (Edit(_bequeath, "given.append(Heirloom(again))", "pass"),),
-    "fork of a fork: a delay counts from the fork": (
-        Edit(_bequeath, "replace(again, enqueued_at_ns=set_ns)", "again"),
-    ),
 }  # fmt: skip

@@ -81,6 +81,18 @@ def find(txn: Txn, universe: str, task: TaskId) -> TaskRow:
     return row
 
 
+def ids_of(txn: Txn, universe: str, seqs: list[int]) -> list[TaskId]:
+    """The names of tasks that are there."""
+    keys = keys_of(universe)
+    found = []
+    for seq in seqs:
+        body = body_of(txn, keys, pack_int(seq))
+        if body is None:
+            raise NotFound(what="task", seq=seq, universe=universe)
+        found.append(TaskId(body.generation, seq))
+    return found
+
+
 def see(txn: Txn, universe: str, task: TaskId) -> Seen:
     keys = keys_of(universe)
     row = find(txn, universe, task)

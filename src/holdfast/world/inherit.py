@@ -233,7 +233,8 @@ def _anew(txn: Txn, intent: Intent, child_id: str, name: str) -> Intent:
         origin_name=name,
         intent_hash=identity,
         enqueued_at_ns=txn.now_ns,
-        redrive_of=intent.intent_hash,
+        # By what its state may know it: that of whoever wanted it first.
+        redrive_of=intent.redrive_of or intent.intent_hash,
     )
 
 
