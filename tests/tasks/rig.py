@@ -120,7 +120,8 @@ class Desk:
 
     def until(self, at_ns: int) -> None:
         """Let the next commit be the one of this very time."""
-        self.clock.advance(at_ns - self.store.now_ns())
+        while self.store.now_ns() < at_ns:
+            self.clock.advance(at_ns - self.store.now_ns())
         assert self.store.now_ns() == at_ns
 
     # -- looking -------------------------------------------------------------------------------

@@ -85,7 +85,6 @@ class Child:
         return self._process.is_alive()
 
     def run(self, run: TaskRun) -> Report:
-        assert run.code is not None
         module, name = run.code.home
         try:
             self._pipe.send_bytes(msgspec.msgpack.encode([module, name, run.grant]))

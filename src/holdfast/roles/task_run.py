@@ -50,11 +50,11 @@ class TaskRun:
         "taken_ns", "token",
     )  # fmt: skip
 
-    def __init__(self, grant: Grant, code: TaskCode | None) -> None:
+    def __init__(self, grant: Grant, code: TaskCode, taken_ns: int = 0) -> None:
         self.grant = grant
         self.code = code
         self.token = (grant.seq, grant.lease)
-        self.taken_ns = 0
+        self.taken_ns = taken_ns
         self.began_ns = 0
         self.dropped = False
         # By store time: when the lease runs out, and when to ask for more.
@@ -125,7 +125,6 @@ def attempt(run: TaskRun, clock: Clock) -> Ended:
     began_ns = run.began_ns
     mark = CURRENT.set(run)
     try:
-        assert run.code is not None
         report = done(run, run.code.dump(run.code.invoke(run.grant.args)))
     except Exception as error:
         report = failed(run, error)
@@ -141,7 +140,6 @@ async def attempt_async(run: TaskRun, clock: Clock) -> Ended:
     began_ns = run.began_ns
     CURRENT.set(run)
     try:
-        assert run.code is not None
         answer: Awaitable[Any] = run.code.invoke(run.grant.args)
         report = done(run, run.code.dump(await answer))
     except Exception as error:

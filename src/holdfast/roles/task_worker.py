@@ -262,23 +262,26 @@ class TaskWorker:
         return self._hands.room, False
 
     def _take(self, leased: Leased, limit: int) -> None:
-        now_ns = self.store.now_ns()
+        taken_ns = self._clock.mono_ns()
+        runs = []
+        for grant in leased.grants:
+            code = self._codes.get(grant.name)
+            if code is None:
+                self._reports.append(_unknown(grant))
+                continue
+            run = TaskRun(grant, code, taken_ns)
+            self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
+            self._held[run.token] = run
+            runs.append(run)
+        if runs:
+            self._hands.give(runs)
         if limit:
             self._looking = len(leased.grants) >= limit or bool(leased.suspects)
             if leased.suspects and not self._suspects:
-                self._suspects_since_ns = now_ns
+                self._suspects_since_ns = self.store.now_ns()
             self._suspects = leased.suspects
             if not self._looking:
                 self._due_ns = self.store.read(next_due_ns, self.universe)
-        runs = [TaskRun(grant, self._codes.get(grant.name)) for grant in leased.grants]
-        for run in runs:
-            if run.code is None:
-                self._reports.append(_unknown(run.grant))
-                continue
-            self._held[run.token] = run
-            self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
-        if runs:
-            self._hands.give([run for run in runs if run.code is not None])
         if leased.revocations != self._revocations:
             self._revocations = leased.revocations
             self._look_for_lost()
@@ -515,7 +518,6 @@ class _Hands:
     def give(self, runs: Sequence[TaskRun]) -> None:
         by_kind: dict[str, list[TaskRun]] = {}
         for run in runs:
-            assert run.code is not None
             by_kind.setdefault(_kind(run.code), []).append(run)
         for kind, given in by_kind.items():
             self._crews[kind].give(given)
@@ -533,8 +535,7 @@ class _Hands:
 
     def drop(self, run: TaskRun) -> None:
         run.dropped = True
-        if run.code is not None:
-            self._crews[_kind(run.code)].drop(run)
+        self._crews[_kind(run.code)].drop(run)
 
     def nudge(self) -> None:
         for crew in self._crews.values():
