@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from bench import commits, effects, history, ledger, memory, queues, table, timers, waiting
+from bench import commits, effects, history, ledger, memory, queues, table, tasks, timers, waiting
 from bench.place import ROOT, Place, new_directory
 from bench.record import Record
 
@@ -41,11 +41,15 @@ METRICS: dict[str, Callable[[Place], Record]] = {
         effects.effect_backlog,
         timers.timer_lateness,
         timers.pending_timers,
+        tasks.task_backlog,
+        tasks.task_idle,
+        tasks.task_cold,
         memory.memory,
     )
 }
 # Building its store, or waiting for what is due, takes longer than most others together.
 LONG = {"memory", "effect_fairness", "effect_backlog", "timer_lateness", "pending_timers"}
+LONG |= {"task_backlog", "task_idle"}
 LONG_BUDGET_S = 300.0
 # A second a slice needs about this budget; others are in proportion, between these bounds.
 USUAL_BUDGET_S = 120.0

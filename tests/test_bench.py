@@ -1,6 +1,9 @@
 """The benchmark runs, and its records are well formed. How fast it is, is no test."""
 
 import json
+import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -8,12 +11,16 @@ import pytest
 from bench import __main__ as bench
 from bench import history, report, table
 from bench.peers import __main__ as peers
+from bench.peers import processors, tally
 from bench.peers import report as peers_report
 from bench.peers import table as peers_table
 from bench.peers.effect_turns import HoldfastEffects
 from bench.peers.effect_workload import EffectAmount
 from bench.peers.suite import Goal, Suite
-from bench.peers.suites import EFFECTS, SUITES
+from bench.peers.suites import EFFECTS, SUITES, TASKS
+from bench.peers.tally import Tally
+from bench.peers.task_holdfast import HoldfastTasks
+from bench.peers.task_workload import TaskAmount
 from bench.place import Place, Sizes
 from bench.record import Record, Spread, Target, against_raw, gather
 
@@ -40,6 +47,9 @@ TINY = Sizes(
     pending_large=2_000,
     due_batch=10,
     due_batches=1,
+    tasks_small=50,
+    tasks_large=200,
+    idle_s=0.3,
 )
 
 
@@ -50,7 +60,7 @@ def place(tmp_path: Path) -> Place:
 
 # These start an application's processes, some of them several times.
 METRICS = [
-    pytest.param(name, marks=pytest.mark.slow) if name in EFFECTS.alone else name
+    pytest.param(name, marks=pytest.mark.slow) if name in {**EFFECTS.alone, **TASKS.alone} else name
     for name in bench.METRICS
 ]
 
@@ -147,6 +157,24 @@ def test_a_ratio_to_the_best_peer_is_taken_run_by_run() -> None:
     assert ratios["best"]["timer_p95"] == {"unit": "×", "median": 0.75, "min": 0.5, "max": 2.0}
 
 
+def test_the_best_of_rates_is_the_greatest() -> None:
+    samples = {
+        "holdfast": {"single": [30.0, 10.0]},
+        "huey": {"single": [5.0, 2.0]},
+        "rabbitmq": {"single": [10.0, 1.0]},
+    }
+    ratios = peers_table.document(TASKS, samples)["ratios"]
+    assert ratios["best"]["single"] == {"unit": "×", "median": 4.0, "min": 3.0, "max": 5.0}
+
+
+def test_beside_many_peers_ours_is_shown_against_the_best() -> None:
+    samples = {name: {"single": [2.0], "p95": [1.0]} for name in TASKS.systems}
+    lines = peers_table.lines(TASKS, peers_table.document(TASKS, samples))
+    assert {len(line) for line in lines} == {len(peers_table.header(TASKS))}
+    assert peers_table.header(TASKS)[-3:] == ("ours / the best peer's", "goal", "met")
+    assert lines[0][-3:] == ("1.00 (1.00 … 1.00)", "≥ 2 × of the best peer", "NO")
+
+
 def test_a_goal_of_the_comparison_is_judged_by_the_median_ratio() -> None:
     met = {record.name: record.met for record in peers_table.records(EFFECTS, SAMPLES)}
     assert met == {"effects_chains_64": True, "effects_timer_p95": True}
@@ -198,3 +226,48 @@ def test_our_turn_yields_every_measure_that_peers_are_compared_by(tmp_path: Path
             found |= getattr(turn, part)(amount)
     assert set(EFFECTS.measures) <= set(found) <= set(EFFECTS.units)
     assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.slow
+def test_our_turn_of_tasks_yields_every_measure(tmp_path: Path) -> None:
+    amount = TaskAmount(
+        seconds=0.1, batched=1000, small=100, large=300, drain_s=30.0, paced=10, idle_s=0.3
+    )
+    found: dict[str, float] = {}
+    with HoldfastTasks().turn(tmp_path) as turn:
+        for part in TASKS.parts:
+            found |= getattr(turn, part)(amount)
+    assert set(found) == set(TASKS.units) - {"raw"}
+    assert all(value > 0 for value in found.values())
+
+
+def test_a_tally_has_when_each_task_was_sent_and_done(tmp_path: Path) -> None:
+    path = tmp_path / "done"
+    assert tally.count(path) == 0
+    sent = [time.monotonic_ns() for _ in range(3)]
+    for at in sent:
+        Tally(str(path)).mark(at)
+    assert tally.count(path) == 3
+    assert [sent_ns for sent_ns, _ in tally.records(path)] == sent
+    assert all(done_ns >= sent_ns for sent_ns, done_ns in tally.records(path))
+
+
+def test_processor_time_has_that_of_threads_that_ended() -> None:
+    before = processors.used_ns([os.getpid()])
+    used: list[int] = []
+
+    def work() -> None:
+        while not used or used[-1] < 20_000_000:
+            used.append(time.thread_time_ns())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join(10)
+    assert processors.used_ns([os.getpid()]) - before >= used[-1]
+
+
+def test_backlogs_keep_their_sizes_whatever_the_budget() -> None:
+    small = TaskAmount().scaled(0.01)
+    assert (small.small, small.large) == (10_000, 200_000)
+    assert small.batched == 5_000
+    assert small.seconds < TaskAmount().seconds

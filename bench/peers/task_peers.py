@@ -196,8 +196,8 @@ class RestateTasks(Restate):
 
             def serve(name: str, processes: int) -> Process:
                 port, script = free_port(), HERE / "restate_tasks.py"
-                argv = [self._python, script, name, str(port), str(processes), tally]
-                service = stack.enter_context(Process(argv))
+                process = Process([self._python, script, name, str(port), str(processes), tally])
+                service = stack.enter_context(process)
                 server.register(port)
                 return service
 

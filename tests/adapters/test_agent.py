@@ -64,6 +64,7 @@ def test_a_draft_that_still_stands_is_submitted_again(tmux: TmuxServer, typist: 
 def test_lines_are_one_text_to_an_agent(tmux: TmuxServer, typist: Typist) -> None:
     agent = tmux.agent("worker", "framed")
     typist.send("worker", "first\nsecond\n\tthird", CLAUDE, MARK)
+    until(lambda: agent.submitted, "the text")
     assert agent.submitted == [marked("first\nsecond\n\tthird", MARK)]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from holdfast.clock import S
-from holdfast.errors import Invalid
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import Answer, End, Report
 from holdfast.tasks.lease import EXPIRIES_EXHAUSTED
@@ -164,11 +163,10 @@ def test_a_lease_of_another_generation_is_cancelled(desk: Desk) -> None:
     assert desk.states(seq) == ["LEASED"]
 
 
-def test_a_way_to_end_that_there_is_not_is_refused(desk: Desk) -> None:
+def test_a_way_to_end_that_there_is_not_is_rejected(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
-    with pytest.raises(Invalid):
-        desk.settle(Report(seq, grant.lease, 17))
+    assert desk.settle(Report(seq, grant.lease, 17)) == [Answer.REJECTED]
     assert desk.states(seq) == ["LEASED"]
 
 

@@ -18,6 +18,7 @@ from holdfast.roles.adapter import CLAIM_S_MAX, AdapterPool
 from holdfast.roles.fabric import check_peers
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Service
+from holdfast.roles.task_child import importing
 from holdfast.roles.task_worker import CONCURRENCY, TaskWorker
 from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
@@ -56,6 +57,12 @@ class Runtime:
         clock: Clock = SYSTEM,
     ) -> None:
         """`stores` says where universes are to which worlds of this one send, by URL."""
+        if importing():
+            raise Invalid(
+                what="app",
+                why="opened while a task of this script was looked for; put what a script does when it is run under "
+                'if __name__ == "__main__":',
+            )
         self.app = app
         self.universe = app.universe if universe is None else universe
         self.clock = clock

@@ -1,6 +1,6 @@
 """`holdfast up module:app`: run an application's roles until told to stop.
 
-- It prints `ready <worker>` once every role has done its first round.
+- It prints `ready <worker>` once every role has done its first round, and where it answers HTTP.
 - SIGTERM and SIGINT drain: worlds get a last snapshot, leases are given back, the process ends with
   0. A second signal ends it at once; then leases run out by themselves.
 - A role that failed ends the process: its error in one line, exit code 1.
@@ -23,11 +23,13 @@ from typing import NamedTuple
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.application import app_is_usage
+from holdfast.cli.http import add_http, guard_of, serving
 from holdfast.cli.target import add_options, url_of
 from holdfast.clock import Clock, S
 from holdfast.config import TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.application import load_app
+from holdfast.ops.http.server import HttpServer
 from holdfast.roles.role import Service
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 
@@ -88,12 +90,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=policy.stuck_max,
         help=f"park a world that was the reason so often ({policy.stuck_max})",
     )
+    add_http(parser)
     add_options(parser)
 
 
 @app_is_usage
 def run(args: argparse.Namespace) -> int:
     policy = policy_of(args)
+    guard = guard_of(args)
     peers = peers_of(args.peer)
     app = load_app(args.app)
     told_to_stop = threading.Event()
@@ -111,11 +115,15 @@ def run(args: argparse.Namespace) -> int:
             concurrency=args.concurrency,
             stores=peers,
         )
-        with Watchdog(runtime.roles, runtime.clock, args.stuck_s), runtime:
+        with (
+            Watchdog(runtime.roles, runtime.clock, args.stuck_s),
+            runtime,
+            serving(args, runtime, guard) as http,
+        ):
             if _await_first_round(runtime, told_to_stop):
-                _say_ready(args, runtime)
+                _say_ready(args, runtime, http)
             while not told_to_stop.wait(LOOK_S):
-                require_running(runtime.roles)
+                require_running([*runtime.roles, *([http] if http else [])])
     finally:
         faulthandler.cancel_dump_traceback_later()
     _require_sound(runtime.roles)
@@ -177,17 +185,19 @@ def _await_first_round(runtime: Runtime, told_to_stop: threading.Event) -> bool:
     return True
 
 
-def _say_ready(args: argparse.Namespace, runtime: Runtime) -> None:
+def _say_ready(args: argparse.Namespace, runtime: Runtime, http: HttpServer | None) -> None:
+    url = None if http is None else f"http://{http.address}"
     if args.json:
         document = {
             "ready": runtime.worker,
             "universe": runtime.universe,
             "roles": [role.name for role in runtime.roles],
             "store": runtime.store.url,
+            **({"http": url} if url else {}),
         }
         print(json.dumps(document), flush=True)
     else:
-        print(f"ready {runtime.worker}", flush=True)
+        print(f"ready {runtime.worker}" + (f" {url}" if url else ""), flush=True)
 
 
 # -- the watchdog --------------------------------------------------------------------------------

@@ -106,9 +106,17 @@ def read(txn: Txn, world: str, limit: int) -> list[Ingress]:
     return found
 
 
-def advance(txn: Txn, world: str, to_seq: int) -> None:
-    """Consume everything up to and with this seq."""
+def advance(txn: Txn, world: str, to_seq: int, arriving: int = 0) -> None:
+    """Consume everything up to and with this seq.
+
+    The last `arriving` of it come in this very transaction: they get their numbers, and no rows. For
+    operations, and only if `last_seq` is what it must be then.
+    """
     keys = _keys(world)
+    if arriving:
+        if last_seq(txn, world) != to_seq - arriving:
+            raise Invalid(what="inbox", why="others came first", world=world, to_seq=to_seq)
+        txn.put(keys.last_seq, schema.int_bytes(to_seq))
     was = cursor(txn, world)
     if not was <= to_seq <= was + BATCH_MAX:
         raise Invalid(
@@ -120,7 +128,7 @@ def advance(txn: Txn, world: str, to_seq: int) -> None:
             max=was + BATCH_MAX,
         )
     # Numbers have no gap, so each row is found by its key.
-    for seq in range(was + 1, to_seq + 1):
+    for seq in range(was + 1, to_seq - arriving + 1):
         key = keys.entries + tuples.pack_int(seq)
         row = txn.get(key)
         if row is None:
@@ -146,19 +154,14 @@ def delivered(txn: Txn, world: str, key: str) -> bool:
     return dedupe.recall(txn, SCOPE, _scoped(world, key)) is not None
 
 
-def holds(txn: Txn, world: str, seq: int, digest: bytes) -> bool:
-    """Whether the ingress of this number is there, with a body of this SHA-256."""
-    row = txn.get(_keys(world).entries + tuples.pack_int(seq))
-    if row is None:
-        return False
-    kept = _decode(row)
-    # A blob is called by its hash.
-    return (kept.blob or sha256(kept.body).digest()) == digest
-
-
 def cursor(txn: Txn, world: str) -> int:
     """The last consumed seq; 0 before any."""
     return txn.count(_keys(world).cursor)
+
+
+def last_seq(txn: Txn, world: str) -> int:
+    """The last number given; 0 before any."""
+    return txn.count(_keys(world).last_seq)
 
 
 def depth(txn: Txn, world: str) -> int:

@@ -6,6 +6,7 @@
     inbox        the rows, from the cursor and the last number given
     lease        the index by worker, from the fences; the fences, from the lease log
     authority    the lease of each universe, from its log
+    task         statuses, from the log of tasks; places, counts and indexes, from bodies and statuses
 
 Each check yields what it finds as a `Difference`. All of them together see one snapshot, so that
 what others do meanwhile is no difference. `done` of a queue is the one number that nothing else
@@ -28,6 +29,9 @@ from holdfast.ops import inventory
 from holdfast.store import schema, tuples
 from holdfast.store.api import Row, Txn
 from holdfast.store.schema import Space
+from holdfast.tasks import recount as tasks_recount
+from holdfast.tasks import rows as task_rows
+from holdfast.tasks import verify as tasks_verify
 from holdfast.world import catalog
 from holdfast.world.catalog import Assignment, Status, WorldRecord, subject_of
 
@@ -52,6 +56,8 @@ def recount(txn: Txn) -> list[Difference]:
         found += _assignments(txn, universe)
         found += _authority(txn, universe)
     found += _leases(txn)
+    for universe in inventory.names_after(txn, (int(Space.TASK),)):
+        found += _tasks(txn, universe)
     return found
 
 
@@ -211,6 +217,21 @@ def _authority(txn: Txn, universe: str) -> Iterator[Difference]:
     stored, rebuilt = authority.read(txn, universe), authority.rebuilt(txn, universe)
     if stored != rebuilt:
         yield _differs("authority", universe, "lease", stored.lease_id, rebuilt.lease_id)
+
+
+# -- tasks ---------------------------------------------------------------------------------------
+
+
+def _tasks(txn: Txn, universe: str) -> Iterator[Difference]:
+    keys = task_rows.keys_of(universe)
+    for differences in (tasks_verify.differences, tasks_recount.differences):
+        for one in differences(txn, universe):
+            where = universe
+            if one.task:
+                body = task_rows.body_of(txn, keys, tuples.pack_int(one.task))
+                where += f"/{one.task}" if body is None else f"/{body.generation}-{one.task}"
+            what = f"{one.field} at height {one.height}" if one.height else one.field
+            yield _differs("task", where, what, one.found, one.expected)
 
 
 # -- inside --------------------------------------------------------------------------------------

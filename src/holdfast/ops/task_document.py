@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.ops.http_json import arguments, plain
+from holdfast.ops.http.values import arguments, plain
 from holdfast.tasks.look import QueueRow, Seen, TaskRow
 from holdfast.tasks.states import State
 

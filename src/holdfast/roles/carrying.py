@@ -1,14 +1,14 @@
 """What a world worker carries for the adapter pools of its process.
 
 A receipt is what its world goes on with. Where the world is hosted in the process of the pool, its
-next cycle is computed on the assumption that the receipt has arrived, and one transaction settles the
-effect (which delivers the receipt), commits the cycle (which takes it from the inbox) and claims the
-next effects for the pool: one commit for a step of a chain, and the same operations in the same order
-as without.
+next cycle is run before the receipt is delivered, and one transaction settles the effect, journals the
+receipt with the next number of the inbox, and claims the next effects for the pool: one commit for a
+step of a chain instead of three.
 
-- The cycle names what it assumed. If the inbox turns out to hold anything else (somebody sent to the
-  world meanwhile, the effect was cancelled, its claim was lost), the cycle is refused and the receipt
-  is an ordinary ingress, or none. A world that was mistaken so goes the ordinary way for a while.
+- The cycle names the effects that it settles. If one of them is not the pool's to settle any more (its
+  claim was lost, it was cancelled), or somebody sent to the world meanwhile, nothing of the cycle
+  counts: its effects are settled and delivered as ever. A world that was mistaken so goes the ordinary
+  way for a while.
 - Parcels come from the threads of runners and are worked off by the worker's alone. Some are under way
   while the next are made, so that neither the writer nor the worker waits for the other.
 - A world whose cycle is under way is nobody else's until that is answered.
@@ -23,17 +23,16 @@ from typing import Any, NamedTuple, Protocol
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import CYCLES_BYTES_MAX
-from holdfast.durable import queue
 from holdfast.durable.inbox import Ingress
 from holdfast.errors import CommitUnknown, Conflict, HoldfastError, from_wire
-from holdfast.messages import Intent, Receipt, receipt_ingress
+from holdfast.messages import Intent, receipt_ingress
 from holdfast.roles.receipts import receive
 from holdfast.runner import claims
 from holdfast.runner.bell import Bell
 from holdfast.runner.parcel import Parcel
 from holdfast.runner.work import Outcome
 from holdfast.store.api import Future, Pending, Store, Txn
-from holdfast.world.cycle import Cycle, commit
+from holdfast.world.cycle import Carried, Cycle, commit
 from holdfast.world.host import Host
 
 # Transactions under way, and the outcomes of one.
@@ -58,7 +57,9 @@ class Worker(Protocol):
 
     def host_of(self, world_id: str) -> Host: ...
 
-    def prepared(self, world_id: str, waiting: list[Ingress], assumed: int) -> Cycle | None:
+    def prepared(
+        self, world_id: str, waiting: list[Ingress], carried: list[Carried]
+    ) -> Cycle | None:
         """Run a world's reducers; None if it had to be parked."""
 
     def committed(
@@ -96,11 +97,14 @@ class Carriage:
     # -- for runners ---------------------------------------------------------------------------
 
     def carries(self, outcome: Outcome) -> bool:
-        found = _received(outcome)
-        if found is None or found[0].universe_id != self._worker.universe:
+        joined = outcome.work.joined
+        # What is billed, too, goes the ordinary way.
+        if len(joined) != 1 or joined[0][0] is not receive:
             return False
-        world_id = found[0].world_id
-        return world_id not in self._mistaken and self._worker.carriable(world_id)
+        intent = received(outcome)
+        if intent.universe_id != self._worker.universe or intent.world_id in self._under_way:
+            return False
+        return intent.world_id not in self._mistaken and self._worker.carriable(intent.world_id)
 
     def carry(self, parcel: Parcel) -> bool:
         bell = self._bell
@@ -157,7 +161,7 @@ class Carriage:
 
     def _some(self) -> list[Parcel]:
         """The next parcels. All that wait would soon be all there are, under way at the same time."""
-        waiting = sum(len(parcel.some) for parcel in list(self._parcels))
+        waiting = sum(len(parcel.outcomes) for parcel in list(self._parcels))
         most = min(max(waiting // AHEAD, OUTCOMES_MIN), OUTCOMES_MAX)
         some: list[Parcel] = []
         size = 0
@@ -167,13 +171,17 @@ class Carriage:
             except IndexError:
                 break
             some.append(parcel)
-            size += len(parcel.some)
+            size += len(parcel.outcomes)
         return some
 
     def _bring(self, parcels: list[Parcel], stop_ns: int) -> None:
         """Run the cycles that follow from parcels, and send all of it."""
         try:
-            cycles = self._following(coming(parcels), stop_ns)
+            cycles = self._following(parcels, stop_ns)
+            if not cycles:
+                for parcel in parcels:
+                    parcel.settled(parcel.outcomes, None)
+                return
             future = self._worker.store.submit(bring, parcels, [cycle for _, cycle in cycles])
         except BaseException:
             for parcel in parcels:
@@ -184,20 +192,27 @@ class Carriage:
         if self._bell is not None:
             future.tell(self._bell.rung)
 
-    def _following(self, bodies: dict[str, list[bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
+    def _following(self, parcels: list[Parcel], stop_ns: int) -> list[tuple[str, Cycle]]:
         worker = self._worker
-        ours = [w for w in bodies if w not in self._under_way and worker.carriable(w)]
+        ended: dict[str, list[Outcome]] = {}
+        for parcel in parcels:
+            for outcome in parcel.outcomes:
+                ended.setdefault(received(outcome).world_id, []).append(outcome)
+        ours = [w for w in ended if w not in self._under_way and worker.carriable(w)]
         cycles: list[tuple[str, Cycle]] = []
         size = 0
         for world_id, waiting in worker.drain_all(ours).items():
-            host, assumed = worker.host_of(world_id), bodies[world_id]
-            if len(waiting) + len(assumed) >= host.limit:
+            host, some = worker.host_of(world_id), ended[world_id]
+            if len(waiting) + len(some) >= host.limit:
                 continue
             if size > CYCLES_BYTES_MAX or host.clock.mono_ns() >= stop_ns:
                 break
             last = waiting[-1].seq if waiting else host.cursor
-            expected = [Ingress(seq, None, body, 0) for seq, body in enumerate(assumed, last + 1)]
-            cycle = worker.prepared(world_id, waiting + expected, len(assumed))
+            expected = [
+                Ingress(seq, None, body_of(one), 0) for seq, one in enumerate(some, last + 1)
+            ]
+            carried = [Carried(one.work.claim.token, received(one).intent_hash) for one in some]
+            cycle = worker.prepared(world_id, waiting + expected, carried)
             if cycle is not None:
                 cycles.append((world_id, cycle))
                 size += cycle.size
@@ -208,17 +223,23 @@ class Carriage:
         parcels, cycles, future = brought
         answers: list[HoldfastError | None]
         try:
-            settled, committed, taken = future.result()
+            committed, taken = future.result()
         except HoldfastError as error:
             answers = [error] * len(cycles)
             for parcel in parcels:
                 parcel.refused(error)
         else:
-            told = [] if committed is None else committed.value
-            answers = [None if one is None else from_wire(one) for one in told]
-            for parcel, ends in zip(parcels, settled, strict=True):
+            answers = [None if one is None else from_wire(one) for one in committed.value]
+            done = {
+                one.token
+                for (_, cycle), error in zip(cycles, answers, strict=True)
+                if error is None
+                for one in cycle.carried
+            }
+            for parcel in parcels:
+                left = [one for one in parcel.outcomes if one.work.claim.token not in done]
                 claimed = taken.get(id(parcel))
-                parcel.settled(ends.value, None if claimed is None else claimed.value)
+                parcel.settled(left, None if claimed is None else claimed.value)
         trouble: HoldfastError | None = None
         now_ns = self._worker.store.now_ns()
         for (world_id, cycle), answer in zip(cycles, answers, strict=True):
@@ -232,36 +253,27 @@ class Carriage:
 
 def bring(
     txn: Txn, parcels: list[Parcel], cycles: list[Cycle]
-) -> tuple[list[Pending[Any]], Pending[Any] | None, dict[int, Pending[Any]]]:
-    """The transaction of parcels: settle, go on, claim."""
-    settled = [queue.settle(txn, *parcel.settling) for parcel in parcels]
-    committed = commit(txn, cycles) if cycles else None
+) -> tuple[Pending[Any], dict[int, Pending[Any]]]:
+    """The transaction of parcels: go on and settle, claim."""
+    committed = commit(txn, cycles)
     # What several parcels of one runner ask for is claimed at once; the last one brings it.
     asking: dict[tuple[str, str], tuple[Parcel, tuple[Any, ...]]] = {}
     for parcel in parcels:
         if parcel.taking is not None:
             name, timers, owner, limit, *rest = parcel.taking
-            _, before = asking.get((name, owner), (parcel, parcel.taking[:3] + (0,)))
+            _, before = asking.get((name, owner), (parcel, (name, timers, owner, 0)))
             asking[name, owner] = parcel, (name, timers, owner, before[3] + limit, *rest)
-    taken = {id(parcel): claims.take(txn, *taking) for parcel, taking in asking.values()}
-    return settled, committed, taken
+    return committed, {id(one): claims.take(txn, *taking) for one, taking in asking.values()}
 
 
-def coming(parcels: list[Parcel]) -> dict[str, list[bytes]]:
-    """What settling them puts into inboxes: the bodies for each world, in order."""
-    found: dict[str, list[bytes]] = {}
-    for parcel in parcels:
-        for outcome in parcel.outcomes:
-            received = _received(outcome)
-            if received is not None:
-                intent, receipt = received
-                ingress = receipt_ingress(receipt, correlation_id=intent.correlation_id)
-                found.setdefault(intent.world_id, []).append(codec.pack(ingress))
-    return found
+def body_of(outcome: Outcome) -> bytes:
+    """What its receipt is as an ingress: the same bytes as if it came by the inbox."""
+    [(_, (intent, receipt))] = outcome.work.joined
+    return codec.pack(receipt_ingress(receipt, correlation_id=intent.correlation_id))
 
 
-def _received(outcome: Outcome) -> tuple[Intent, Receipt] | None:
-    for operation, args in outcome.work.joined:
-        if operation is receive:
-            return args
-    return None
+def received(outcome: Outcome) -> Intent:
+    """The effect that an outcome brings a receipt for."""
+    [(_, (intent, _))] = outcome.work.joined
+    assert isinstance(intent, Intent)
+    return intent

@@ -5,16 +5,21 @@ A child that dies ends its task's attempt as `exited`, which counts as an expiry
 process again and again is DEAD in the end, and nobody else is hurt. A task that is cancelled or out of
 time is told; a child that does not come back within `GRACE_S` is killed.
 
-Frames are msgpack over a pipe: (seq, module, name, args, grant) there, (what, …) back. The child imports
-the task's module as any program does and runs nothing that it was sent.
+Frames are msgpack over a socket: first where to import from, then (module, name, grant) there, and
+(what, …) back. The child imports the task's module as any program does and runs nothing that it was sent.
+A task of a script (`__main__`) is found by running the script under another name, as `multiprocessing`
+does; a script that opens its app outside of `if __name__ == "__main__":` is told so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
-import multiprocessing
+import importlib.util
 import os
+import socket
+import subprocess
+import sys
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,12 +28,11 @@ import msgspec
 
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.roles.task_run import CURRENT, Ended, TaskRun, attempt
+from holdfast.roles.task_run import Ended, TaskRun, attempt
 from holdfast.tasks.coordinator import End, Grant, Report
 
 GRACE_S = 1.0
 LOOK_S = 0.05
-START_S = 60.0
 
 
 class ChildLost(HoldfastError):
@@ -73,16 +77,22 @@ class Children:
 
 class Child:
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._begun = False
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-c", _COMMAND, str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
+        self._pipe = Connection(ours.detach())
+        script = getattr(sys.modules["__main__"], "__file__", None)
+        with contextlib.suppress(OSError):
+            self._pipe.send_bytes(msgspec.msgpack.encode([sys.path, script or ""]))
 
     @property
     def alive(self) -> bool:
-        return self._process.is_alive()
+        return self._process.poll() is None
 
     def run(self, run: TaskRun) -> Report:
         module, name = run.code.home
@@ -90,8 +100,9 @@ class Child:
             self._pipe.send_bytes(msgspec.msgpack.encode([module, name, run.grant]))
             return self._await(run)
         except (EOFError, OSError):
-            self._process.join(GRACE_S)
-            error = ChildLost(exit_code=self._process.exitcode)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(GRACE_S)
+            error = ChildLost(exit_code=self._process.returncode)
             self.end()
             return Report(*run.token, End.EXITED, b"", error.code, str(error))
 
@@ -113,9 +124,9 @@ class Child:
                 raise EOFError
 
     def end(self) -> None:
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             self._process.kill()
-            self._process.join(GRACE_S)
+            self._process.wait(GRACE_S)
         self._pipe.close()
 
 
@@ -136,7 +147,15 @@ class _Distant(TaskRun):
         self._pipe.send_bytes(msgspec.msgpack.encode(["progress", self.said]))
 
 
-def serve(pipe: Connection) -> None:
+def main() -> None:
+    pipe = Connection(int(sys.argv[1]))
+    path, script = msgspec.msgpack.decode(pipe.recv_bytes(), type=tuple[list[str], str])
+    sys.path[:] = path
+    sys.argv[:] = [script or "holdfast-task"]
+    serve(pipe, script)
+
+
+def serve(pipe: Connection, script: str) -> None:
     """Run what is sent, one after the other, until the parent is gone."""
     calls: list[bytes] = []
     came = threading.Semaphore(0)
@@ -161,7 +180,7 @@ def serve(pipe: Connection) -> None:
         module, name, sent = msgspec.msgpack.decode(calls.pop(0))
         grant = msgspec.convert(sent, Grant)
         try:
-            run = _Distant(grant, find(module, name), pipe)
+            run = _Distant(grant, find(module, name, script), pipe)
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             report = Report(grant.seq, grant.lease, End.FAILED, b"", "not_importable", text)
@@ -173,9 +192,9 @@ def serve(pipe: Connection) -> None:
         pipe.send_bytes(msgspec.msgpack.encode(["end", report]))
 
 
-def find(module: str, name: str) -> Any:
+def find(module: str, name: str, script: str = "") -> Any:
     """The task of this name. Only what is declared as one is ever run."""
-    found: Any = importlib.import_module(module)
+    found: Any = _script(script) if module == "__main__" else importlib.import_module(module)
     for part in name.split("."):
         found = getattr(found, part, None)
     if not (hasattr(found, "invoke") and hasattr(found, "dump")):
@@ -183,4 +202,29 @@ def find(module: str, name: str) -> Any:
     return found
 
 
-__all__ = ["CURRENT", "Child", "ChildLost", "Children", "find", "serve"]
+def _script(path: str) -> Any:
+    """The module of the program that submitted us, without its `if __name__ == "__main__":` part."""
+    found = sys.modules.get(SCRIPT)
+    if found is None:
+        spec = importlib.util.spec_from_file_location(SCRIPT, path) if path else None
+        if spec is None or spec.loader is None:
+            raise Invalid(what="task", why="it is declared where no other process can import it")
+        found = sys.modules[SCRIPT] = importlib.util.module_from_spec(spec)
+        _importing.set()
+        try:
+            spec.loader.exec_module(found)
+        finally:
+            _importing.clear()
+    return found
+
+
+def importing() -> bool:
+    """Whether a script is just being imported to find a task in it: nobody opens an app then."""
+    return _importing.is_set()
+
+
+_importing = threading.Event()
+
+
+SCRIPT = "__holdfast_main__"
+_COMMAND = "from holdfast.roles.task_child import main; main()"

@@ -2,8 +2,7 @@
 
 What a handler leaves behind is often another's next step: a receipt is what its world goes on with.
 Whoever takes that step may settle the work in the same commit, and claim for the runner, too: one
-commit instead of three. The carrier sends the very operations that the runner would have sent; if it
-does not, or not in time, the runner does.
+commit instead of three. What the carrier cannot settle, or not in time, the runner settles as ever.
 
 - A parcel is answered once, by its carrier, from any thread. Until then it is the carrier's, unless
   the runner takes it back: at once if the carrier has not begun with it, and after `PATIENCE_NS` in any
@@ -19,13 +18,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from holdfast.clock import MS, Clock
-from holdfast.durable.queue import Budget, Failure, Then, Token
 from holdfast.errors import HoldfastError
 from holdfast.runner.claimer import Claimer
 from holdfast.runner.claims import Taken
 from holdfast.runner.faults import transient
 from holdfast.runner.policy import Policy
-from holdfast.runner.settle import Desk, Some
+from holdfast.runner.settle import Desk
 from holdfast.runner.tick import Tick
 from holdfast.runner.work import Outcome, Work
 
@@ -40,39 +38,33 @@ PATIENCE_NS = 1_000 * MS
 
 
 class Parcel:
-    """`settling` are the arguments of `queue.settle`, `taking` those of `claims.take`."""
+    """`taking` are the arguments of `claims.take`, for `asked` claims."""
 
-    __slots__ = ("_done", "answer", "asked", "error", "sent_ns", "settling", "some", "taking")
+    __slots__ = ("_done", "answer", "asked", "error", "outcomes", "sent_ns", "taking")
 
     def __init__(
         self,
-        some: Some,
-        settling: tuple[list[Token], list[Failure], Budget, list[Then]],
+        outcomes: list[Outcome],
         taking: tuple[Any, ...] | None,
         asked: int,
         sent_ns: int,
         done: Callable[[], None],
     ) -> None:
-        self.some = some
-        self.settling = settling
+        self.outcomes = outcomes
         self.taking = taking
         self.asked = asked
         self.sent_ns = sent_ns
         self._done = done
-        self.answer: tuple[list[str], Taken | None] | None = None
+        self.answer: tuple[list[Outcome], Taken | None] | None = None
         self.error: HoldfastError | None = None
-
-    @property
-    def outcomes(self) -> list[Outcome]:
-        return [outcome for outcome, _ in self.some]
 
     @property
     def ended(self) -> bool:
         return self.answer is not None or self.error is not None
 
-    def settled(self, ends: list[str], taken: Taken | None) -> None:
-        """It is committed."""
-        self.answer = ends, taken
+    def settled(self, left: list[Outcome], taken: Taken | None) -> None:
+        """It is committed, but for those that are `left`."""
+        self.answer = left, taken
         self._done()
 
     def refused(self, error: HoldfastError) -> None:
@@ -127,8 +119,8 @@ class Post:
         mine, self._kept = self._kept, []
         left: list[Outcome] = []
         for outcome in desk.outcomes:
-            sure = outcome.error is None and not outcome.unsure and len(mine) < bound
-            (mine if sure and self._carrier.carries(outcome) else left).append(outcome)
+            new = outcome.error is None and not outcome.sent and len(mine) < bound
+            (mine if new and self._carrier.carries(outcome) else left).append(outcome)
         desk.outcomes = left
         most = min(max(PARCEL_MIN, len(mine) // 4), PARCEL_MAX)
         while mine:
@@ -136,28 +128,24 @@ class Post:
                 # A few wait for company: the next answer rings.
                 self._kept = mine
                 return
-            parcel = self._parcel(desk.some(mine, most), policy, room, again_max)
+            parcel = self._parcel(mine[:most], policy, room, again_max)
             if not self._carrier.carry(parcel):
                 desk.outcomes = mine + left
                 return
             self._under_way.append(parcel)
-            mine = mine[len(parcel.some) :]
+            mine = mine[most:]
 
-    def _parcel(self, some: Some, policy: Policy, room: int, again_max: int | None) -> Parcel:
-        asked = min(room - self.asked, 2 * len(some)) if self._claimer.sure else 0
+    def _parcel(
+        self, outcomes: list[Outcome], policy: Policy, room: int, again_max: int | None
+    ) -> Parcel:
+        for outcome in outcomes:
+            outcome.sent = True
+        asked = min(room - self.asked, 2 * len(outcomes)) if self._claimer.sure else 0
         taking = None
         if asked > 0:
             again = None if again_max is None else min(again_max, 1)
             taking = self._claimer.arguments(asked, policy, again)
-        acks, fails, then = self._desk.arguments(some, policy)
-        return Parcel(
-            some,
-            (acks, fails, policy.budget, then),
-            taking,
-            max(asked, 0),
-            self._clock.mono_ns(),
-            self._ring,
-        )
+        return Parcel(outcomes, taking, max(asked, 0), self._clock.mono_ns(), self._ring)
 
     def collect(self, policy: Policy, tick: Tick, *, running: bool) -> list[Work]:
         """Take what was answered, and back what was not in time; the works that were claimed."""
@@ -188,8 +176,8 @@ class Post:
 
     def _ended(self, parcel: Parcel, policy: Policy, tick: Tick) -> list[Work]:
         if parcel.answer is not None:
-            ends, taken = parcel.answer
-            self._desk.told(parcel.some, ends, tick)
+            left, taken = parcel.answer
+            self._desk.done(parcel.outcomes, left, tick)
             return [] if taken is None else self._brought(taken, tick)
         assert parcel.error is not None
         if parcel.taking is not None:

@@ -119,16 +119,13 @@ class Desk:
     def closed(self, some: Some, ends: list[str], tick: Tick) -> None:
         """The store has taken these."""
         self.outcomes = self.outcomes[len(some) :]
-        self.told(some, ends, tick)
-
-    def told(self, some: Some, ends: list[str], tick: Tick) -> None:
-        """How these ended, which are not on the desk any more."""
         for (outcome, _), end in zip(_acks_first(some), ends, strict=True):
             self._close(outcome, end, tick)
 
-    def some(self, outcomes: list[Outcome], most: int) -> Some:
-        """The first of these, as many as fit into one commit."""
-        return _some(outcomes[:most])
+    def done(self, outcomes: list[Outcome], left: list[Outcome], tick: Tick) -> None:
+        """Somebody else has settled these, all but those left."""
+        self.outcomes = left + self.outcomes
+        tick.done += len(outcomes) - len(left)
 
     def put_back(self, outcomes: list[Outcome], *, unsure: bool) -> None:
         """Somebody else was to settle these, and perhaps did."""

@@ -123,6 +123,8 @@ class Outcome:
     refusals: int = 0
     # True after a commit of unknown outcome: look before it is settled again.
     unsure: bool = False
+    # It was in a parcel (see `parcel`).
+    sent: bool = False
 
 
 async def attempt_async(work: Work, handler: AsyncHandler, clock: Clock) -> Outcome:

@@ -154,8 +154,7 @@ class Open:
     keys: dict[bytes, bytes] = field(default_factory=dict)
 
     def copy(self) -> Open:
-        parts = (self.effects, self.timers, self.owed, self.keys)
-        return Open(*(dict(part) for part in parts))
+        return Open(dict(self.effects), dict(self.timers), dict(self.owed), dict(self.keys))
 
     def got(self, ingress: Plain) -> None:
         name = ingress["intent_hash"]

@@ -11,7 +11,7 @@ _repeat = "world.kernel:repeat"
 _advance = "world.kernel:advance"
 _change = "world.catalog:change"
 _plant = "world.fork:plant"
-_tick = "roles.world_worker:WorldWorker._committed"
+_tick = "roles.world_worker:WorldWorker.committed"
 _OUTCOME = (
     "elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):\n"
     "            hosted.host.forget()"

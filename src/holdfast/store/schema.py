@@ -53,6 +53,24 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     "c" <run>                                    its progress
                     "i" <run> <n>                                input blocks
                     "o" <run> <page> <height>                    outcome chunks, by their log entry
+    15 task         <u> "b" <seq>                                what a task is to do; never changes
+                    <u> "t" <seq>                                how far it is, once it was touched
+                    <u> "s" <hash>                               what tasks submitted alike have in common
+                    <u> "w" <queue> <-priority> <seq>            ready to be granted, in order
+                    <u> "y" <queue> <-priority> <seq>            outlived a lease: granted by itself
+                    <u> "p" <queue> <limit> …                    waiting for room under its limit
+                    <u> "d" <not_before_ns> <seq>                waiting for a time
+                    <u> "a" <seq> <seq'>                         the second waits for the first
+                    <u> "e" <seq>                                ended, its dependents not told yet
+                    <u> "x" <expires_ns> <lease>                 leases given together, by expiry
+                    <u> "k" <name> <key>                         the task that has a key
+                    <u> "r" <until_ns> <seq>                     ended, kept until then
+                    <u> "n" <queue>                              how many are in each place and state
+                    <u> "q" <queue>                              how many may be leased at a time
+                    <u> "c" <queue> <limit>                      how many of a limit are leased
+                    <u> "g" <seq>                                what it last said while it ran
+                    <u> "h" …                                    checkpoints of the log
+                    <u> "seq" "lease" "v" "bytes"                counters
 
 Where a name stands in a key that is also scanned by a shorter prefix, the kind of row comes first
 (`lease`), so that no name can be taken for a kind.

@@ -18,7 +18,6 @@ from holdfast.config import (
     MESSAGE_BYTES_MAX,
 )
 from holdfast.durable.bounds import check_limit, check_name
-from holdfast.errors import Invalid
 from holdfast.retry import Backoff, spread
 from holdfast.store import blobs
 from holdfast.store.api import Txn, operation
@@ -177,10 +176,7 @@ def _fail(
     decision: Decision, report: Report, packed_seq: bytes, body: Body, spec: Spec, was: Status
 ) -> None:
     now_ns = decision.now_ns
-    try:
-        end = End(report.end)
-    except ValueError:
-        raise Invalid(what="end", why="no way for an attempt to end", found=report.end) from None
+    end = End(report.end)
     counts = _COUNTS[end]
     reason = (report.reason or end.name.lower())[:ERROR_CODE_CHARS_MAX]
     error = report.error[:ERROR_TEXT_CHARS_MAX]

@@ -98,10 +98,13 @@ class Replay:
         while lo <= top:
             for found in journal.read(txn, self._keys.subject, lo, top + 1, SCAN_PAGE):
                 yield from self._reached(due, found.height - 1)
-                for wrong in self._fold(found.height, records.decode(found.body)):
+                entry = records.decode(found.body)
+                for wrong in self._fold(found.height, entry):
                     self.broken = True
                     yield wrong
                     return
+                for stored in entry.records:
+                    yield from self._check_hash(found.height, entry, stored)
                 lo = found.height + 1
         yield from self._reached(due, top)
 
@@ -136,8 +139,6 @@ class Replay:
         return self._known[lo].height
 
     def _fold(self, height: int, entry: records.Entry) -> Iterator[Difference]:
-        for stored in entry.records:
-            yield from self._check_hash(height, entry, stored)
         for record in records.singles(entry, lambda task: None):
             task = record.task_id
             if height <= self._known_at(task):

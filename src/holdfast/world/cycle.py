@@ -14,13 +14,13 @@ from holdfast.codec import Record
 from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.durable.bounds import check_limit
 from holdfast.durable.lease import Lease, release
+from holdfast.durable.queue import Token
 from holdfast.errors import Conflict, HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
 from holdfast.store.txn import attempt
-from holdfast.world import catalog
+from holdfast.world import catalog, publish
 from holdfast.world.catalog import subject_of
-from holdfast.world.publish import publish
 from holdfast.world.redrive import Letter, failures
 
 
@@ -30,6 +30,13 @@ class Failed(Record, frozen=True):
     seq: int
     body: bytes
     error: str
+
+
+class Carried(Record, frozen=True):
+    """An effect that ends in the commit in which its world goes on: who did it, and which it is."""
+
+    token: Token
+    intent_hash: bytes
 
 
 class Cycle(Record, frozen=True):
@@ -49,9 +56,9 @@ class Cycle(Record, frozen=True):
     drained: bool
     # The store time when the reducers ran: delays count from there.
     wanted_ns: int = 0
-    # SHA-256 of the last messages that were handled, if they were not in the inbox yet: at the commit
-    # they must be, under the numbers up to `to_seq`.
-    assumes: list[bytes] = []
+    # Effects whose receipts were handled last, before they were in the inbox: they are settled with
+    # it, and get the numbers up to `to_seq`.
+    carried: list[Carried] = []
 
     @property
     def size(self) -> int:
@@ -103,17 +110,20 @@ def apply(txn: Txn, cycle: Cycle) -> None:
 @operation
 def apply_all(txn: Txn, cycles: list[Cycle]) -> None:
     """The transactions of cycles whose leases are good, as one."""
+    carried = [one.token for cycle in cycles for one in cycle.carried]
+    if carried:
+        queue.ack.fn(txn, carried)
     for cycle in cycles:
         _advance(txn, cycle)
     # What is delivered by it leaves a new hint where the last one was taken away.
     intents: list[Intent] = []
     for cycle in cycles:
         if any(intent.effect_kind == TIMER_SET for intent in cycle.intents):
-            publish.fn(txn, cycle.intents, cycle.wanted_ns)
+            publish.publish.fn(txn, cycle.intents, cycle.wanted_ns)
         else:
             intents += cycle.intents
     if intents:
-        publish.fn(txn, intents)
+        publish.publish.fn(txn, intents)
 
 
 def _check(txn: Txn, cycle: Cycle) -> None:
@@ -123,9 +133,16 @@ def _check(txn: Txn, cycle: Cycle) -> None:
     found = journal.head(txn, subject).height
     if found != cycle.expected_head:
         raise HeadMoved(subject=subject, expected=cycle.expected_head, found=found)
-    for seq, digest in enumerate(cycle.assumes, start=cycle.to_seq - len(cycle.assumes) + 1):
-        if not inbox.holds(txn, subject, seq, digest):
-            raise Conflict(world=cycle.world_id, seq=seq, why="the inbox is not what was assumed")
+    if cycle.carried:
+        last = inbox.last_seq(txn, subject)
+        if last != cycle.to_seq - len(cycle.carried):
+            raise Conflict(world=cycle.world_id, seq=last, why="others came first")
+        for one in cycle.carried:
+            waits = publish.pending(txn, cycle.universe, one.intent_hash)
+            if waits is None or waits.dead or waits.world_id != cycle.world_id:
+                raise Conflict(world=cycle.world_id, why="an effect has had its receipt")
+            if not queue.holds(txn, one.token):
+                raise Conflict(world=cycle.world_id, why="a claim is lost")
 
 
 def _advance(txn: Txn, cycle: Cycle) -> None:
@@ -133,7 +150,9 @@ def _advance(txn: Txn, cycle: Cycle) -> None:
     subject = subject_of(universe, world_id)
     head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
     if cycle.bodies:
-        inbox.advance(txn, subject, cycle.to_seq)
+        for one in cycle.carried:
+            publish.end(txn, universe, one.intent_hash)
+        inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))
     for failed in cycle.failed:
         letter = codec.pack(Letter(world_id, failed.seq, failed.body))
         queue.post_dead.fn(txn, failures(universe), letter, "reducer_failed", failed.error)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -28,7 +27,7 @@ from holdfast.messages import Ingress, Intent
 from holdfast.store.api import Store, Txn
 from holdfast.world import entry, kernel
 from holdfast.world.catalog import subject_of
-from holdfast.world.cycle import Cycle, Failed, apply
+from holdfast.world.cycle import Carried, Cycle, Failed, apply
 from holdfast.world.kernel import World
 from holdfast.world.restore import restore
 
@@ -108,13 +107,13 @@ class Host:
         *,
         singly: bool = False,
         waiting: list[inbox.Ingress] | None = None,
-        assumed: int = 0,
+        carried: Sequence[Carried] = (),
     ) -> Cycle | None:
         """Drain the inbox within the budgets and run the reducers; None when nothing is to be done.
 
         Reducers run outside any transaction: one that takes long holds nobody up but its world.
-        `waiting` is what `drain` found, if that was asked already; the last `assumed` of it are not
-        in the inbox yet, and must be when the cycle is committed.
+        `waiting` is what `drain` found, if that was asked already; the last of it are the
+        receipts of those `carried`, which come with the cycle and not by the inbox.
         """
         limit = 1 if singly else self.limit
         if waiting is None:
@@ -164,6 +163,7 @@ class Host:
             ):
                 break
         self.working_on = 0
+        by_inbox = len(waiting) - len(carried)
         self._tail_bytes += sum(map(len, bodies))
         due = self._due(height)
         return self._cycle(
@@ -172,12 +172,10 @@ class Host:
             intents,
             failed,
             self._freshen() if due else None,
-            drained=len(bodies) == len(waiting) < limit,
+            # What came by no inbox has left no hint.
+            drained=len(bodies) == len(waiting) < limit and (by_inbox > 0 or not carried),
             wanted_ns=wanted_ns,
-            assumes=[
-                sha256(item.body).digest()
-                for item in waiting[len(waiting) - assumed : len(bodies)]
-            ],
+            carried=carried[: max(len(bodies) - by_inbox, 0)],
         )
 
     def commit(self, txn: Txn, cycle: Cycle) -> None:
@@ -227,7 +225,7 @@ class Host:
         *,
         drained: bool,
         wanted_ns: int = 0,
-        assumes: Sequence[bytes] = (),
+        carried: Sequence[Carried] = (),
     ) -> Cycle:
         return Cycle(
             self.world.universe,
@@ -242,7 +240,7 @@ class Host:
             self._policy.keep,
             drained,
             wanted_ns,
-            list(assumes),
+            list(carried),
         )
 
     def _due(self, height: int) -> bool:

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from holdfast.errors import Invalid, NotFound
-from holdfast.ops.http_wire import Forbidden, Request, Unauthorized, WrongType
+from holdfast.ops.http.problem import Forbidden, Unauthorized, WrongType
+from holdfast.ops.http.wire import Request
 
 HOST = "127.0.0.1"
 PORT = 8787

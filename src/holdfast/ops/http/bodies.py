@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
-from holdfast.ops.http_json import Document
+from holdfast.ops.http.values import Document
 
 
 class Options(Document):

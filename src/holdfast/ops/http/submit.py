@@ -7,15 +7,15 @@ it does not declare is for workers that the app knows nothing of, and has our de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
 from holdfast.clock import S
 from holdfast.durable.bounds import check_limit
 from holdfast.errors import Invalid
-from holdfast.ops.http_bodies import NewTask, Options
-from holdfast.ops.http_json import packed
+from holdfast.ops.http.bodies import NewTask, Options
+from holdfast.ops.http.values import packed
 from holdfast.store.api import Txn
 from holdfast.tasks import look
 from holdfast.tasks.coordinator import New
@@ -23,6 +23,15 @@ from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.rows import Spec
 
 SECONDS_MAX = 1e9
+
+
+class Declared(Protocol):
+    """What an app says of a task."""
+
+    spec: Spec
+
+    def pack(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bytes:
+        """The arguments as they are stored; what does not fit the function is refused."""
 
 
 class Batch(NamedTuple):
@@ -38,7 +47,7 @@ class Batch(NamedTuple):
         return any(one.key for one in self.new)
 
 
-def batch_of(wanted: Sequence[NewTask], declared: Mapping[str, Spec]) -> Batch:
+def batch_of(wanted: Sequence[NewTask], declared: Mapping[str, Declared]) -> Batch:
     check_limit(len(wanted), "tasks")
     specs: dict[Spec, int] = {}
     spec_of_each: list[int] = []
@@ -46,11 +55,14 @@ def batch_of(wanted: Sequence[NewTask], declared: Mapping[str, Spec]) -> Batch:
     awaited: set[TaskId] = set()
     for one in wanted:
         options = one.options
-        spec = spec_of(declared.get(one.name) or Spec(one.name), options)
+        known = declared.get(one.name)
+        spec = spec_of(known.spec if known else Spec(one.name), options)
         spec_of_each.append(specs.setdefault(spec, len(specs)))
         new.append(
             New(
-                packed("args", [one.args, one.kwargs]),
+                known.pack(one.args, one.kwargs)
+                if known
+                else packed("args", [one.args, one.kwargs]),
                 _ns("delay_s", options.delay_s),
                 options.key,
                 options.limit_key,

@@ -3,30 +3,23 @@
 - A body has a length that is told beforehand. Chunks are refused, and so is whatever could be read in
   two ways (two lengths, two hosts, a folded line, a bare line feed): nobody gets to slip a second
   request into the first.
-- What goes wrong is a problem body (RFC 9457) with the error's `code`, and `retryable`, which says
-  whether the same request may succeed later.
+- What goes wrong is told as a problem (`problem`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-import msgspec
-
-from holdfast.errors import (
-    Busy,
-    Conflict,
-    HoldfastError,
-    Invalid,
-    KeyConflict,
-    NotFound,
-    StoreFull,
-    Timeout,
-    ValueTooLarge,
+from holdfast.ops.http.problem import (
+    BadRequest,
+    BodyTooLarge,
+    HeadTooLarge,
+    LengthRequired,
+    Response,
 )
 
 HEAD_BYTES_MAX = 16 * 1024
@@ -34,91 +27,11 @@ HEADERS_MAX = 64
 TARGET_BYTES_MAX = 4096
 # A batch of tasks, as text. What is stored of each is bounded on its own.
 BODY_BYTES_MAX = 16 * 1024 * 1024
-RETRY_AFTER_S = 1
 
 _TOKEN = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _FIELD = re.compile(r"[\t\x20-\x7e\x80-\xff]*")
 _VERSION = re.compile(r"HTTP/1\.[01]")
 _LENGTH = re.compile(r"[0-9]{1,12}")
-
-
-class BadRequest(Invalid):
-    code = "bad_request"
-    hint = "this is not a request that we understand"
-
-
-class LengthRequired(Invalid):
-    code = "length_required"
-    hint = "send Content-Length; chunks are not taken"
-
-
-class HeadTooLarge(Invalid):
-    code = "head_too_large"
-
-
-class BodyTooLarge(Invalid):
-    code = "body_too_large"
-    hint = "send smaller batches, and keep large data outside"
-
-
-class NoRoute(NotFound):
-    code = "no_route"
-    hint = "docs/tasks-http.md lists the routes"
-
-
-class WrongMethod(Invalid):
-    code = "method_not_allowed"
-
-
-class WrongType(Invalid):
-    code = "unsupported_media_type"
-    hint = "send JSON, and say so: Content-Type: application/json"
-
-
-class Unauthorized(Invalid):
-    code = "unauthorized"
-    hint = "send Authorization: Bearer with the token that the server was started with"
-
-
-class Forbidden(Invalid):
-    code = "forbidden"
-
-
-class TooSlow(Timeout):
-    code = "too_slow"
-    hint = "the request took too long to arrive"
-
-
-class TooMany(Busy):
-    code = "too_many"
-    hint = "the server has as many connections, or bytes in flight, as it takes"
-
-
-class Stopping(Busy):
-    code = "stopping"
-    hint = "the server is on its way out; ask another one, or again"
-
-
-# The first line that fits says which status an error has.
-_STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
-    (LengthRequired, HTTPStatus.LENGTH_REQUIRED),
-    (HeadTooLarge, HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE),
-    (BodyTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (ValueTooLarge, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
-    (WrongMethod, HTTPStatus.METHOD_NOT_ALLOWED),
-    (WrongType, HTTPStatus.UNSUPPORTED_MEDIA_TYPE),
-    (Unauthorized, HTTPStatus.UNAUTHORIZED),
-    (Forbidden, HTTPStatus.FORBIDDEN),
-    (BadRequest, HTTPStatus.BAD_REQUEST),
-    (KeyConflict, HTTPStatus.CONFLICT),
-    (Conflict, HTTPStatus.CONFLICT),
-    (Invalid, HTTPStatus.UNPROCESSABLE_ENTITY),
-    (NotFound, HTTPStatus.NOT_FOUND),
-    (TooSlow, HTTPStatus.REQUEST_TIMEOUT),
-    (Timeout, HTTPStatus.GATEWAY_TIMEOUT),
-    (Busy, HTTPStatus.SERVICE_UNAVAILABLE),
-    (StoreFull, HTTPStatus.INSUFFICIENT_STORAGE),
-)
 
 
 class Request(NamedTuple):
@@ -130,49 +43,6 @@ class Request(NamedTuple):
     headers: Mapping[str, str]
     length: int
     keep_alive: bool
-
-
-class Response(NamedTuple):
-    status: int
-    body: bytes
-    headers: tuple[tuple[str, str], ...] = ()
-    kind: str = "application/json"
-    # What is to be done if whoever asked is gone and cannot be told.
-    undo: Callable[[], Awaitable[None]] | None = None
-
-
-class Call(NamedTuple):
-    """A request as a handler sees it."""
-
-    request: Request
-    # What the route's pattern left open, in order.
-    names: tuple[str, ...]
-    body: bytes
-    # Whether it may be told everything; only routes that are open to all are asked otherwise.
-    trusted: bool
-    # Whether whoever asked has hung up.
-    gone: Callable[[], bool]
-
-
-Handler = Callable[[Call], Awaitable[Response]]
-
-
-class Route(NamedTuple):
-    """A method and a path; `*` stands for one part of it."""
-
-    method: str
-    path: tuple[str, ...]
-    handler: Handler
-    # For everybody, with or without a token.
-    open: bool = False
-
-
-class Api:
-    """What a server serves. Made in its loop, closed there before the server ends."""
-
-    routes: tuple[Route, ...] = ()
-
-    def close(self) -> None: ...
 
 
 # -- requests ------------------------------------------------------------------------------------
@@ -252,47 +122,6 @@ def _length(method: str, headers: Mapping[str, str]) -> int:
 
 
 # -- answers -------------------------------------------------------------------------------------
-
-
-def problem(error: HoldfastError) -> Response:
-    status = next((s for kind, s in _STATUS if isinstance(error, kind)), None)
-    if status is None:
-        status = (
-            HTTPStatus.SERVICE_UNAVAILABLE if error.retryable else HTTPStatus.INTERNAL_SERVER_ERROR
-        )
-    document = {
-        "type": "about:blank",
-        "title": status.phrase,
-        "status": int(status),
-        "detail": str(error),
-        "code": error.code,
-        "retryable": error.retryable,
-    }
-    headers: list[tuple[str, str]] = []
-    if status is HTTPStatus.UNAUTHORIZED:
-        headers.append(("WWW-Authenticate", "Bearer"))
-    if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        headers.append(("Allow", ", ".join(error.fields.get("allowed", ()))))
-    if status is HTTPStatus.SERVICE_UNAVAILABLE:
-        headers.append(("Retry-After", str(RETRY_AFTER_S)))
-    return Response(int(status), encode(document), tuple(headers), "application/problem+json")
-
-
-def internal() -> Response:
-    """Our fault. What happened is told where we run, and not to whoever asked."""
-    status = HTTPStatus.INTERNAL_SERVER_ERROR
-    document = {
-        "type": "about:blank",
-        "title": status.phrase,
-        "status": int(status),
-        "code": "internal",
-        "retryable": False,
-    }
-    return Response(int(status), encode(document), (), "application/problem+json")
-
-
-def encode(document: Any) -> bytes:
-    return msgspec.json.encode(document)
 
 
 def bytes_of(response: Response, *, keep_alive: bool, head_only: bool = False) -> bytes:

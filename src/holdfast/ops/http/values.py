@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast import codec
 from holdfast.errors import Invalid
-from holdfast.ops.http_wire import BadRequest
+from holdfast.ops.http.problem import BadRequest
 
 DEPTH_MAX = 64
 

@@ -1,0 +1,1 @@
+"""The HTTP server: `server` listens, `connection` carries requests, `tasks` serves them."""

@@ -1,0 +1,202 @@
+"""A connection of the HTTP server, and the way of a request through it.
+
+    head → parse → who asks (`guard`) → route → body → handler → answer → the next request
+
+Everything has a limit: how long a head, a body, an answer may take, how long a connection may idle, how
+many there are, how many bytes of bodies are in memory. A request is judged by its head: the body of one
+that is refused is not kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from holdfast.errors import HoldfastError
+from holdfast.ops.http.problem import (
+    HeadTooLarge,
+    Response,
+    Stopping,
+    TooMany,
+    TooSlow,
+    internal,
+    problem,
+)
+from holdfast.ops.http.route import Api, Call, Route, find
+from holdfast.ops.http.wire import HEAD_BYTES_MAX, Request, bytes_of, parse
+
+if TYPE_CHECKING:
+    from holdfast.ops.http.server import HttpServer
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    connections_max: int = 1_000
+    bodies_bytes_max: int = 256 * 1024 * 1024
+    # How long a connection may idle, and how long each part of a request may take to arrive, or of an
+    # answer to be taken.
+    idle_s: float = 75.0
+    head_s: float = 10.0
+    body_s: float = 60.0
+    answer_s: float = 60.0
+    # What is read and thrown away of a body that was refused, so that its sender reads why.
+    linger_s: float = 2.0
+    linger_bytes_max: int = 1024 * 1024
+
+
+class _Admitted(NamedTuple):
+    request: Request
+    route: Route
+    names: tuple[str, ...]
+    trusted: bool
+
+
+class Connection:
+    def __init__(
+        self,
+        server: HttpServer,
+        api: Api,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        self._server = server
+        self._limits = server.limits
+        self._api = api
+        self._reader = reader
+        self._writer = writer
+        # Whether a request is under way.
+        self.busy = False
+
+    async def serve(self) -> None:
+        """One request after the other, until either side has enough."""
+        try:
+            if self._server.crowded:
+                await self._refuse(TooMany(connections_max=self._limits.connections_max))
+                return
+            while await self._next():
+                pass
+        except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
+            pass
+        except asyncio.CancelledError:
+            pass  # the server ends, and this with it
+        except Exception as error:
+            _complain(error)
+        finally:
+            self._writer.close()
+
+    @property
+    def gone(self) -> bool:
+        """Whether the other side has hung up."""
+        return self._reader.at_eof() or self._writer.is_closing()
+
+    async def _next(self) -> bool:
+        """One request and its answer; whether there may be another."""
+        async with asyncio.timeout(self._limits.idle_s):
+            first = await self._reader.read(1)
+        if not first:
+            return False
+        self.busy = True
+        head: list[Request] = []
+        try:
+            admitted = self._admit(await self._head(first), head)
+        except HoldfastError as error:
+            await self._refuse(error, head[0] if head else None)
+            return False
+        request = admitted.request
+        self._server.bodies_bytes += request.length
+        try:
+            if self._server.bodies_bytes > self._limits.bodies_bytes_max:
+                raise TooMany(what="bytes in flight", max=self._limits.bodies_bytes_max)
+            response = await self._handle(admitted, await self._body(request))
+        except (TooMany, TooSlow) as error:
+            await self._refuse(error, request)
+            return False
+        finally:
+            self._server.bodies_bytes -= request.length
+        keep_alive = request.keep_alive and not self._server.stopping
+        try:
+            if self.gone:
+                raise ConnectionResetError
+            await self._answer(response, request, keep_alive=keep_alive)
+        except (ConnectionError, TimeoutError):
+            if response.undo is not None:
+                await response.undo()
+            return False
+        self.busy = False
+        return keep_alive
+
+    def _admit(self, head: bytes, parsed: list[Request]) -> _Admitted:
+        """By its head alone. What was understood of it is in `parsed`, admitted or not."""
+        guard = self._server.guard
+        request = parse(head)
+        parsed.append(request)
+        guard.check(request)
+        route, names = find(self._api.routes, request)
+        if not route.open:
+            guard.require_trust(request)
+        if self._server.stopping:
+            raise Stopping()
+        return _Admitted(request, route, names, guard.trusts(request))
+
+    async def _handle(self, admitted: _Admitted, body: bytes) -> Response:
+        request, route, names, trusted = admitted
+        try:
+            return await route.handler(Call(request, names, body, trusted, lambda: self.gone))
+        except HoldfastError as error:
+            return problem(error)
+        except Exception as error:
+            _complain(error)
+            return internal()
+
+    # -- bytes -------------------------------------------------------------------------------------
+
+    async def _head(self, first: bytes) -> bytes:
+        try:
+            async with asyncio.timeout(self._limits.head_s):
+                return first + await self._reader.readuntil(b"\r\n\r\n")
+        except TimeoutError:
+            raise TooSlow(what="head", after_s=self._limits.head_s) from None
+        except asyncio.LimitOverrunError:
+            raise HeadTooLarge(what="head", bytes_max=HEAD_BYTES_MAX) from None
+
+    async def _body(self, request: Request) -> bytes:
+        if not request.length:
+            return b""
+        if request.headers.get("expect", "").lower() == "100-continue":
+            self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        try:
+            async with asyncio.timeout(self._limits.body_s):
+                return await self._reader.readexactly(request.length)
+        except TimeoutError:
+            raise TooSlow(what="body", after_s=self._limits.body_s) from None
+
+    async def _answer(
+        self, response: Response, request: Request | None, *, keep_alive: bool
+    ) -> None:
+        head_only = request is not None and request.method == "HEAD"
+        self._writer.write(bytes_of(response, keep_alive=keep_alive, head_only=head_only))
+        async with asyncio.timeout(self._limits.answer_s):
+            await self._writer.drain()
+
+    async def _refuse(self, error: HoldfastError, request: Request | None = None) -> None:
+        """Say why, and hang up: closing with bytes unread would take the answer away from whoever is
+        still sending, so some of them are read and thrown away."""
+        await self._answer(problem(error), request, keep_alive=False)
+        with contextlib.suppress(OSError, TimeoutError):
+            if self._writer.can_write_eof():
+                self._writer.write_eof()
+            async with asyncio.timeout(self._limits.linger_s):
+                left = self._limits.linger_bytes_max
+                while left > 0 and (data := await self._reader.read(65536)):
+                    left -= len(data)
+
+
+def _complain(error: BaseException) -> None:
+    print(f"holdfast: http: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    if os.environ.get("HOLDFAST_DEBUG"):
+        traceback.print_exception(error)

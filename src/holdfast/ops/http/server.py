@@ -1,0 +1,169 @@
+"""The HTTP server: a socket, an event loop in a thread of its own, and its connections.
+
+- Whatever waits for the store waits as a future, and reads run in a few threads. A client that is slow
+  costs its connection and nobody's time.
+- Stopping answers what is under way, ends long polls with what they have, and closes the rest.
+
+The standard library only: workers in other languages need no more than what the core needs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
+
+from holdfast.errors import Invalid
+from holdfast.ops.http.connection import Connection, Limits
+from holdfast.ops.http.guard import Address, Guard
+from holdfast.ops.http.route import Api
+from holdfast.ops.http.wire import HEAD_BYTES_MAX
+
+STOP_S = 5.0
+READERS = 4
+BACKLOG = 128
+
+T = TypeVar("T")
+
+
+class HttpServer:
+    """A service like the roles, so whoever supervises those supervises this too."""
+
+    name = "http"
+    # It is never busy for long in one place: nothing for a watchdog of ticks.
+    ticking = False
+
+    def __init__(
+        self,
+        make_api: Callable[[HttpServer], Api],
+        *,
+        address: Address,
+        guard: Guard,
+        limits: Limits | None = None,
+    ) -> None:
+        """`make_api` is called in the loop, once it runs."""
+        self._make_api = make_api
+        self.guard = guard
+        self.limits = limits or Limits()
+        self.rounds = 0
+        self.failure: BaseException | None = None
+        self.stopping = False
+        self.bodies_bytes = 0
+        self._socket = _bound(address)
+        host, port = self._socket.getsockname()[:2]
+        self.address = Address(host, port)
+        self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._started = threading.Event()
+        self._stop: asyncio.Event | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-http-read")
+        self._thread: threading.Thread | None = None
+
+    @property
+    def running(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        assert self._loop is not None
+        return self._loop
+
+    @property
+    def crowded(self) -> bool:
+        return len(self._connections) > self.limits.connections_max
+
+    def start(self) -> None:
+        """Returns when it listens."""
+        self._thread = threading.Thread(target=self._run, name="holdfast-http", daemon=True)
+        self._thread.start()
+        self._started.wait()
+        if self.failure is not None:
+            raise self.failure
+
+    def request_stop(self) -> None:
+        self.stopping = True
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._stop.set)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def __enter__(self) -> HttpServer:
+        self.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.request_stop()
+        self.join(STOP_S * 2)
+
+    async def aside(self, fn: Callable[..., T], *args: Any) -> T:
+        """Run what reads the store elsewhere, so that nobody here waits for it."""
+        return await self.loop.run_in_executor(self._readers, fn, *args)
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:
+            self.failure = error
+        finally:
+            self._socket.close()
+            self._readers.shutdown(wait=False, cancel_futures=True)
+            self._started.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stop = asyncio.Event()
+        api = self._make_api(self)
+
+        async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            connection = Connection(self, api, reader, writer)
+            self._connections[task] = connection
+            try:
+                await connection.serve()
+            finally:
+                del self._connections[task]
+
+        server = await asyncio.start_server(
+            connected, sock=self._socket, limit=HEAD_BYTES_MAX, backlog=BACKLOG
+        )
+        self.rounds = 1
+        self._started.set()
+        if self.stopping:
+            self._stop.set()
+        await self._stop.wait()
+        server.close()
+        api.close()
+        for task, connection in list(self._connections.items()):
+            if not connection.busy:
+                task.cancel()
+        if self._connections:
+            await asyncio.wait(list(self._connections), timeout=STOP_S)
+        for task in list(self._connections):
+            task.cancel()
+
+
+def _bound(address: Address) -> socket.socket:
+    """Bound from here on: what cannot be is told to whoever makes the server."""
+    made: socket.socket | None = None
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+        family, kind, _, _, where = found[0]
+        made = socket.socket(family, kind)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(where)
+        return made
+    except OSError as error:
+        if made is not None:
+            made.close()
+        why = error.strerror or str(error)
+        raise Invalid(what="--http", address=str(address), why=why) from None
