@@ -33,6 +33,16 @@ def serve(answers: Mapping[str, Callable[..., Any]]) -> None:
         print(json.dumps(answer or {}), flush=True)
 
 
+def serve_beside() -> None:
+    """For a process that has something else to do: says `ready`, ends it when the input ends."""
+    threading.Thread(target=_end_with_input, daemon=True).start()
+
+
+def _end_with_input() -> None:
+    serve({})
+    os._exit(0)
+
+
 def _listen(lines: queue.SimpleQueue[str | None], busy: threading.Event) -> None:
     for line in sys.stdin:
         busy.set()

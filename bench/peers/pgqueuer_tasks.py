@@ -8,25 +8,22 @@ Its tables are all logged (its setting `durable`), and PostgreSQL answers a comm
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
 import sys
-import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import uvloop
-from answers import serve
-from producing import by_tasks, in_batches, paced
+from answers import serve, serve_beside
+from producing import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 ENTRYPOINT = "run"
 # Found by trial. An insert notifies, and commits that notify wait for each other: more connections
 # of the producer make it slower.
 PRODUCERS, WORKERS = 4, 4
-WORKER_BATCH = 1000
+WORKER_BATCH = LOAD_BATCH = 1000
 SERVER = {
     "shared_buffers": "'512MB'",
     "max_wal_size": "'4GB'",
@@ -54,17 +51,27 @@ def producer(url: str, _tally: str) -> None:
             [ENTRYPOINT] * count, [_payload(sent_ns) for sent_ns in sent], [0] * count
         )
 
+    async def install() -> None:
+        await queries.install()
+        await queries.optimize_autovacuum()
+
+    async def load(count: int) -> None:
+        await in_batches(batch, count, LOAD_BATCH)
+        # What would be known of a table that is used already.
+        await pool.execute("analyze pgqueuer")
+
     async def left() -> dict[str, Any]:
         return {"left": await pool.fetchval("select count(*) from pgqueuer")}
 
-    answers = {
-        "install": queries.install,
+    bodies = {
+        "install": install,
+        "load": load,
         "single": lambda **asked: by_tasks(one, **asked),
         "batched": lambda **asked: in_batches(batch, **asked),
         "paced": lambda **asked: paced(one, **asked),
         "left": left,
     }
-    serve({name: _run(loop, body) for name, body in answers.items()})
+    serve(on_loop(loop, bodies))
 
 
 async def _keep(_connection: Any) -> None:
@@ -73,10 +80,6 @@ async def _keep(_connection: Any) -> None:
 
 def _payload(sent_ns: int) -> bytes:
     return json.dumps((sent_ns, NOTE)).encode()
-
-
-def _run(loop: asyncio.AbstractEventLoop, body: Any) -> Any:
-    return lambda **asked: loop.run_until_complete(body(**asked))
 
 
 def worker(url: str, path: str) -> None:
@@ -96,15 +99,10 @@ def worker(url: str, path: str) -> None:
             tally.mark(sent_ns)
 
         manager.entrypoint(ENTRYPOINT)(run)
-        threading.Thread(target=_serve, daemon=True).start()
+        serve_beside()
         await manager.run(batch_size=WORKER_BATCH, log_aggregation_interval=timedelta(0))
 
     uvloop.run(body())
-
-
-def _serve() -> None:
-    serve({})
-    os._exit(0)
 
 
 def postgres(directory: str) -> None:

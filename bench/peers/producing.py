@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 
@@ -74,6 +74,17 @@ def paced_calls(enqueue: Callable[[int], Any], count: int, per_s: float) -> dict
         time.sleep(max(due - time.perf_counter(), 0))
         enqueue(time.monotonic_ns())
     return {"count": count}
+
+
+def on_loop(
+    loop: asyncio.AbstractEventLoop, bodies: Mapping[str, Callable[..., Awaitable[Any]]]
+) -> dict[str, Callable[..., Any]]:
+    """Coroutines as `answers.serve` calls them, all in one event loop."""
+
+    def call(body: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
+        return lambda **asked: loop.run_until_complete(body(**asked))
+
+    return {name: call(body) for name, body in bodies.items()}
 
 
 def rate(count: int, began: float) -> dict[str, Any]:

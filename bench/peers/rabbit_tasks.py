@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
-import threading
 from typing import Any
 
 import pika
 import uvloop
-from answers import serve
+from answers import serve, serve_beside
 from pika.adapters.asyncio_connection import AsyncioConnection
-from producing import by_tasks, in_batches, paced
+from producing import by_tasks, in_batches, on_loop, paced
 from tally import NOTE, Tally
 
 QUEUE = "tasks"
@@ -105,17 +103,13 @@ def producer(port: int, _tally: str) -> None:
         answer = await link.asked(link.channel.queue_declare, QUEUE, passive=True)
         return {"left": answer.method.message_count}
 
-    answers = {
+    bodies = {
         "single": lambda **asked: by_tasks(link.publish, **asked),
         "batched": lambda **asked: in_batches(batch, **asked),
         "paced": lambda **asked: paced(link.publish, **asked),
         "left": left,
     }
-    serve({name: _run(loop, body) for name, body in answers.items()})
-
-
-def _run(loop: asyncio.AbstractEventLoop, body: Any) -> Any:
-    return lambda **asked: loop.run_until_complete(body(**asked))
+    serve(on_loop(loop, bodies))
 
 
 def worker(port: int, path: str) -> None:
@@ -143,15 +137,10 @@ def worker(port: int, path: str) -> None:
             done = method.delivery_tag
 
         await link.asked(link.channel.basic_consume, QUEUE, deliver)
-        threading.Thread(target=_serve, daemon=True).start()
+        serve_beside()
         await asyncio.Event().wait()
 
     uvloop.run(body())
-
-
-def _serve() -> None:
-    serve({})
-    os._exit(0)
 
 
 if __name__ == "__main__":

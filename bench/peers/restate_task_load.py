@@ -13,7 +13,7 @@ from typing import Any
 
 import uvloop
 from answers import serve
-from producing import by_tasks, in_batches, paced
+from producing import by_tasks, in_batches, on_loop, paced
 from restate_load import Connection
 from tally import NOTE
 
@@ -40,16 +40,12 @@ def main(port: int) -> None:
         return post("/Fan/out", [(sent_ns, NOTE) for sent_ns in sent])
 
     loop.run_until_complete(open_all())
-    answers = {
+    bodies = {
         "single": lambda **asked: by_tasks(one, **asked),
         "batched": lambda **asked: in_batches(batch, **asked),
         "paced": lambda **asked: paced(one, **asked),
     }
-    serve({name: _run(loop, body) for name, body in answers.items()})
-
-
-def _run(loop: asyncio.AbstractEventLoop, body: Any) -> Any:
-    return lambda **asked: loop.run_until_complete(body(**asked))
+    serve(on_loop(loop, bodies))
 
 
 if __name__ == "__main__":

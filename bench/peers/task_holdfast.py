@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -84,6 +85,7 @@ class Embedded(Load):
     def close(self, grace_s: float = STOP_S) -> None:
         super().close(grace_s)
         end_writer(self._path)
+        shutil.rmtree(self._path, ignore_errors=True)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,8 @@ class PgqueuerTasks:
             "connection is left out",
             "batched": f"`enqueue` of lists of {BATCH:,}",
             "worker": "one `QueueManager` with an `async def`, a pool of 4, batches of 1,000 "
-            "(default 10), no aggregation of its log",
+            "(default 10), no aggregation of its log; `pgq autovac`, and `analyze` after a backlog "
+            "was made",
         }
 
     @contextlib.contextmanager
@@ -87,11 +88,18 @@ class PgqueuerTasks:
             producer = stack.enter_context(self._role("producer", *argv))
             producer.ask("install")
             yield TaskTurn(
-                Served(producer, tally, lambda: self._role("worker", *argv), [where["pid"]])
+                Loaded(producer, tally, lambda: self._role("worker", *argv), [where["pid"]])
             )
 
     def _role(self, role: str, *argv: str) -> Load:
         return Load([self._python, HERE / "pgqueuer_tasks.py", role, *argv])
+
+
+class Loaded(Served):
+    """A peer whose backlog is made in a way of its own."""
+
+    def load(self, count: int) -> None:
+        self.producer.ask("load", count=count)
 
 
 class HueyTasks:
@@ -123,7 +131,7 @@ class HueyTasks:
             self._role("producer", directory / "huey.db", tally) as producer,
         ):
             yield TaskTurn(
-                Huey(
+                Loaded(
                     producer,
                     tally,
                     lambda: self._role("worker", directory / "huey.db", tally),
@@ -133,11 +141,6 @@ class HueyTasks:
 
     def _role(self, role: str, file: Path, tally: Path) -> Load:
         return Load([self._python, HERE / "huey_tasks.py", role, file, tally])
-
-
-class Huey(Served):
-    def load(self, count: int) -> None:
-        self.producer.ask("load", count=count)
 
 
 class RabbitTasks:

@@ -4,10 +4,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.authority import workers
+from holdfast.authority import replay, workers
+from holdfast.authority.dispatch_log import DispatchLog
+from holdfast.authority.outcome import DispatchOutcomeReason
 from holdfast.authority.readiness import Reason
 from holdfast.clock import SimClock
 from holdfast.errors import StoreCorrupt, WriterLost
+from holdfast.ledger import runs
+from holdfast.ledger.runs import RunRecord
 from holdfast.roles import readiness
 from holdfast.roles.readiness import gather, look
 from holdfast.store import schema
@@ -155,3 +159,86 @@ def test_a_store_that_fails_is_an_answer(error: Exception) -> None:
 def test_a_closed_store_is_an_answer(sim_store: Store) -> None:
     sim_store.close()
     assert [blocker.code for blocker in look(sim_store, U).reasons] == ["store_closed"]
+
+
+# -- dispatches and runs ---------------------------------------------------------------------------
+
+
+def test_the_backlog_of_dispatches_is_told_by_state(sim_store: Store) -> None:
+    acquire(sim_store)
+    log = DispatchLog(sim_store, U)
+    for n in range(3):
+        log.request(f"r{n}", "work")
+    log.concluded("r1", DispatchOutcomeReason.CONFIRMED, retries_left=0)
+    log.failed("r2", "no")
+    found = look(sim_store, U)
+    assert found.ready
+    assert found.backlog == {
+        "pending": 1,
+        "notified": 1,
+        "delivered": 0,
+        "failed": 1,
+        "deferred": 0,
+    }
+
+
+def test_a_deferred_dispatch_makes_a_universe_unready_until_it_is_tried(sim_store: Store) -> None:
+    acquire(sim_store)
+    log = DispatchLog(sim_store, U)
+    log.request("r1", "leader")
+    log.concluded("r1", DispatchOutcomeReason.LEADER_MISSING, retries_left=0)
+    assert reasons(sim_store) == [Reason.NOTIFICATION_DEFERRED]
+    log.tried("r1")
+    assert look(sim_store, U).ready
+
+
+def test_events_that_the_leader_was_not_told_make_a_universe_unready(sim_store: Store) -> None:
+    acquire(sim_store)
+    sim_store.transact(replay.follow, U)
+    DispatchLog(sim_store, U).request("r1", "work")
+    assert reasons(sim_store) == [Reason.REPLAY_PENDING]
+    assert look(sim_store, U).replay_pending == 1
+    sim_store.transact(replay.defer_leader_notification, U, "leader_missing", "no pane")
+    pending, deferred = look(sim_store, U).reasons
+    assert (pending.reason, deferred.reason) == (
+        Reason.REPLAY_PENDING,
+        Reason.NOTIFICATION_DEFERRED,
+    )
+    assert (deferred.code, deferred.text, deferred.since_ns > 0) == (
+        "leader_missing", "no pane", True,
+    )  # fmt: skip
+    sim_store.transact(replay.advance, U, 1, ["r1/0"])
+    sim_store.transact(replay.clear_deferred, U)
+    assert look(sim_store, U).ready
+
+
+def test_a_halted_run_is_a_subject_that_is_not_ready(sim_store: Store) -> None:
+    acquire(sim_store)
+
+    def halt(txn: Txn) -> None:
+        for name in ("labels", "prices"):
+            runs.create(txn, RunRecord(f"run-{name}", name))
+            runs.point(txn, name, f"run-{name}")
+        runs.move(txn, "run-labels", runs.Event.HALT, halted="seq 9: illegal")
+
+    sim_store.transact(halt)
+    found = look(sim_store, U)
+    assert found.ready
+    [run] = found.subjects
+    assert (run.name, run.ready) == ("run/labels", False)
+    assert [(one.reason, one.text) for one in run.reasons] == [
+        (Reason.RUN_HALTED, "seq 9: illegal")
+    ]
+
+
+def test_a_run_that_was_started_anew_is_no_longer_halted(sim_store: Store) -> None:
+    acquire(sim_store)
+
+    def halt(txn: Txn) -> None:
+        runs.create(txn, RunRecord("first", "labels"))
+        runs.move(txn, "first", runs.Event.HALT, halted="x")
+        runs.create(txn, RunRecord("second", "labels"))
+        runs.point(txn, "labels", "second")
+
+    sim_store.transact(halt)
+    assert look(sim_store, U).subjects == []

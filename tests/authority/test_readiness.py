@@ -2,11 +2,12 @@
 
 import itertools
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import msgspec
 import pytest
 
+from holdfast.authority.dispatch import Backlog
 from holdfast.authority.lease import AuthorityLease, State
 from holdfast.authority.readiness import (
     Blocker,
@@ -38,6 +39,8 @@ OTHERS: dict[Reason, dict[str, object]] = {
     Reason.REPLAY_PENDING: {"replay_pending": 3},
     Reason.NOTIFICATION_DEFERRED: {"deferred": Trouble("leader_missing", "no pane")},
 }
+# The same reason for another fact: requests, not notices, wait for the leader's pane.
+HELD_BACK = Backlog(pending=3, deferred=2)
 PARKED = Blocker(Reason.WORLD_PARKED, "replay_diverged", "at 4", 4, NOW - 5)
 HALTED = Blocker(Reason.RUN_HALTED, "illegal_transition", "seq 9")
 
@@ -162,3 +165,87 @@ def test_the_snapshot_is_plain_json_by_name() -> None:
     told = json.loads(msgspec.json.encode(derive_readiness(replace(WELL, authority=None), NOW)))
     assert told["ready"] is False
     assert told["reasons"][0]["reason"] == "authority_missing"
+
+
+def test_dispatches_that_wait_for_the_leader_make_the_universe_unready() -> None:
+    [blocker] = derive_readiness(replace(WELL, backlog=HELD_BACK), NOW).reasons
+    assert (blocker.reason, blocker.code) == (Reason.NOTIFICATION_DEFERRED, "leader_missing")
+    assert "2 dispatches" in blocker.text
+
+
+def test_notices_and_requests_that_are_held_back_are_told_each() -> None:
+    facts = replace(WELL, backlog=HELD_BACK, deferred=Trouble("unconfirmed", "", 7))
+    found = derive_readiness(facts, NOW).reasons
+    assert [(one.code, one.since_ns) for one in found] == [
+        ("unconfirmed", 7),
+        ("leader_missing", 0),
+    ]
+
+
+def test_pending_and_failed_dispatches_alone_block_nobody() -> None:
+    facts = replace(WELL, backlog=Backlog(pending=5, notified=4, delivered=3, failed=2))
+    assert derive_readiness(facts, NOW).ready
+
+
+def test_the_backlog_is_in_the_snapshot() -> None:
+    found = derive_readiness(replace(WELL, backlog=Backlog(1, 2, 3, 4, 0)), NOW)
+    assert found.backlog == {
+        "pending": 1,
+        "notified": 2,
+        "delivered": 3,
+        "failed": 4,
+        "deferred": 0,
+    }
+
+
+# Each fact, and another value for it. Whatever is known must be able to change what is told.
+OTHER_FACTS: dict[str, object] = {
+    "universe": "shop",
+    "generation": 2,
+    "authority": None,
+    "replay_pending": 1,
+    "deferred": Trouble("leader_missing"),
+    "backlog": Backlog(failed=1),
+    "store": Trouble("store_full"),
+    "schema": Trouble("schema_mismatch"),
+    "workers_live": 0,
+    "worlds": {"active": 1},
+    "subjects": (Subject("id-ada", "Account/ada", (PARKED,)),),
+    "subjects_omitted": 1,
+    "observed": False,
+}
+
+
+def test_there_is_no_fact_without_a_test() -> None:
+    assert set(OTHER_FACTS) == {field.name for field in fields(Facts)}
+
+
+@pytest.mark.parametrize("fact", OTHER_FACTS)
+def test_every_fact_is_looked_at(fact: str) -> None:
+    changed = replace(WELL, **{fact: OTHER_FACTS[fact]})  # type: ignore[arg-type]
+    assert derive_readiness(changed, NOW) != derive_readiness(WELL, NOW)
+
+
+# Every reason that there is, and facts from which it follows, for the universe or for a subject.
+CAUSES: dict[Reason, Facts] = {
+    **{reason: replace(WELL, authority=held) for reason, held in AUTHORITY.items()},
+    **{reason: replace(WELL, **bad) for reason, bad in OTHERS.items()},  # type: ignore[arg-type]
+    **{
+        reason: replace(WELL, subjects=(Subject("s", "s", (Blocker(reason, "code", ""),)),))
+        for reason in (Reason.WORLD_PAUSED, Reason.WORLD_PARKED, Reason.RUN_HALTED)
+    },
+    Reason.NO_LIVE_WORKER: replace(WELL, workers_live=0),
+}
+
+
+@pytest.mark.parametrize("reason", Reason)
+def test_every_reason_is_told_where_it_belongs_and_nowhere_else(reason: Reason) -> None:
+    found = derive_readiness(CAUSES[reason], NOW)
+    told = {
+        "universe": [one.reason for one in found.reasons],
+        "subject": [one.reason for subject in found.subjects for one in subject.reasons],
+        "warning": [one.reason for one in found.warnings],
+    }
+    where = next(place for place, reasons in told.items() if reasons)
+    assert told == {"universe": [], "subject": [], "warning": [], where: [reason]}
+    assert found.ready == (where != "universe")

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -118,31 +119,41 @@ def moved(*mails: int) -> Universe:
     return u
 
 
-def forked(policy: str) -> Universe:
-    """A fork of an account that waits for an effect."""
-    u = ordered()
-    state = check_app.stored(u.states[1])
+def forked(policy: str, u: Universe | None = None, *, of: str = W, name: str = "c1") -> Universe:
+    """A fork of an account that waits for an effect, or of its fork."""
+    u = u or ordered()
+    height = u.height
+    state = check_app.stored(u.states[height])
     hash = hashlib.sha256(state).digest()
-    lineage = {"parent_world_id": W, "parent_snapshot_hash": hash, "forked_at_height": 1}
-    made = record("c1", lineage=lineage)
-    u.did(6, "fork", {"name": "c1", "child_id": "c1", "effects": policy}, made)
+    lineage = {"parent_world_id": of, "parent_snapshot_hash": hash, "forked_at_height": height}
+    made = record(name, lineage=lineage)
+    u.did(6, "fork", {"name": name, "child_id": name, "effects": policy}, made)
     catalog = u.rows["worlds"]["u"]
-    catalog["records"]["c1"] = made
-    catalog["names"]["Account/c1"] = "c1"
-    catalog["counts"]["active"] = 2
-    catalog["hints"].append(["", "c1"])
-    chain = u.rows["journals"][SUBJECT]["entries"][1]["hash"]
-    head = {"height": 1, "hash": chain, "checkpoint": 1, "floor": 2, "below": chain, "packed": 0}
-    u.rows["journals"]["u/c1"] = {"head": head, "entries": {}, "doubled": []}
+    catalog["records"][name] = made
+    catalog["names"][f"Account/{name}"] = name
+    catalog["counts"]["active"] += 1
+    catalog["hints"].append(["", name])
+    chain = u.rows["journals"][SUBJECT]["entries"][height]["hash"]
+    head = {"height": height, "hash": chain, "checkpoint": height, "floor": height + 1}
+    rows = {"head": {**head, "below": chain, "packed": 0}, "entries": {}, "doubled": []}
+    u.rows["journals"][f"u/{name}"] = rows
     saved = {"hash": b"", "at_ns": 0, "bytes": 0, "state": state}
-    u.rows["snapshots"]["u/c1"] = {"states": {1: saved}, "baseline": {"height": 1, "hash": b""}}
+    baseline = {"height": height, "hash": b""}
+    u.rows["snapshots"][f"u/{name}"] = {"states": {height: saved}, "baseline": baseline}
     return u
 
 
-def in_fork(u: Universe, **told: Any) -> Universe:
+def in_fork(u: Universe, name: str = "c1", **told: Any) -> Universe:
     rows = {1: row(None, receipt(u.wants[0], **told))}
-    u.rows["inboxes"]["u/c1"] = {"rows": rows, "cursor": 0, "last_seq": 1}
+    u.rows["inboxes"][f"u/{name}"] = {"rows": rows, "cursor": 0, "last_seq": 1}
     return u
+
+
+def forked_twice(*, told: bool) -> Universe:
+    """A fork that is told what it does not get, forked before it has read that."""
+    dropped = {"status": "error", "code": "dropped_by_fork"}
+    u = forked("reissue", in_fork(forked("fail"), **dropped), of="c1", name="c2")
+    return in_fork(u, "c2", **dropped) if told else u
 
 
 def deleted(u: Universe) -> Universe:
@@ -168,6 +179,11 @@ RIGHT: dict[str, Callable[[], Universe]] = {
     "mail": lambda: (u := moved(1)).arrived(receipt(u.wants[0])),
     "a fork that is told": lambda: in_fork(forked("fail"), status="error", code="dropped_by_fork"),
     "a fork that inherits nothing": lambda: forked("drop"),
+    "a fork of what was cancelled": lambda: in_fork(
+        forked("fail", cancelled()), status="error", code="cancelled"
+    ),
+    "a fork of a fork that is told": lambda: forked_twice(told=True),
+    "a key that is refused": lambda: refused(1),
     "tokens of a rate": lambda: granted(granted(ordered(), 4, 4), 4.1, 4.42),
 }
 
@@ -180,7 +196,10 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
     ("E1", "a cancelled effect is still to be done", lambda: (u := cancelled()).waits(u.wants[0], "u/effects/fx.pay")),
     ("E1", "a receipt says error, and not why", lambda: done(status="error", value=b"")),
     ("E1", "a receipt says error for a time-out", lambda: done(status="error", code="timeout", value=b"")),
-    ("E1", "a key was refused, and nobody told", lambda: refused()),
+    ("E1", "a key was refused, and nobody told", lambda: refused(0)),
+    ("E1", "a key was refused once, and told twice", lambda: refused(2)),
+    ("E1", "a refusal under the name of what the key stands for", lambda: refused(1, "hash")),
+    ("E1", "a refusal that says that it was done", lambda: refused(1, status="ok", code="", value=pack(1.0))),
     ("E1", "an effect of a deleted world is begun", lambda: claimed(deleted(ordered()), 8)),
     ("E1", "a deleted world gets a receipt", lambda: in_the_grave()),
     ("E1", "mail is delivered, and its sender not told", lambda: moved(1)),
@@ -207,6 +226,9 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
     ("F1", "mail is there twice", lambda: (u := moved(1, 2)).arrived(receipt(u.wants[0]))),
     ("F1", "mail is there, and still to be sent", lambda: (u := moved(1)).waits(u.wants[0], MAILS)),
     ("K1", "a fork is not told what it does not get", lambda: forked("fail")),
+    ("K1", "a fork is not told what was cancelled", lambda: forked("fail", cancelled())),
+    ("K1", "a fork is told that it was dropped what was cancelled", lambda: in_fork(forked("fail", cancelled()), status="error", code="dropped_by_fork")),
+    ("K1", "a fork of a fork is not told what that does not get", lambda: forked_twice(told=False)),
     ("K1", "a fork gets a receipt of its parent's", lambda: in_fork(forked("drop"), value=pack(1.0))),
     ("J1", "a timer that no entry set", lambda: told_of(ordered())),
     ("D1", "an effect is done, and its claim still there", lambda: kept(expiry=True)),
@@ -219,11 +241,14 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
 ]  # fmt: skip
 
 
-def refused() -> Universe:
-    """The same key for something else, and no word about it."""
+def refused(times: int, name: str = "place", **told: Any) -> Universe:
+    """The same key for something else, and so many words about it."""
     u = ordered("k0")
     other = event("Ordered", id="p", what="b", key="k0")
-    return u.sent(4, 2, other).cycle(5, other)
+    u.sent(4, 2, other).cycle(5, other)
+    want = replace(u.wants[1], hash=getattr(u.wants[1], name))
+    conflict = receipt(want, **{"status": "error", "code": "key_conflict", **told})
+    return u.arrived(*[conflict] * times)
 
 
 def replaced() -> Universe:

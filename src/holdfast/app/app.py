@@ -12,7 +12,7 @@ import msgspec
 from holdfast import codec
 from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
 from holdfast.app.shipped.fabric import Send
-from holdfast.app.tasks import Queue, Task
+from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import Invalid
 from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
@@ -50,7 +50,7 @@ class App:
         self.tasks: dict[str, Task[Any, Any]] = {}
         for task in tasks:
             self._add_task(task)
-        self.queues: dict[str, Queue] = {queue.name: queue for queue in queues}
+        self.queues: dict[str, Queue] = queues_of(queues)
         self.effects: dict[str, Effect[Any, Any]] = {}
         self.events: dict[str, EventType] = {}
         self.programs: dict[str, Program] = {}

@@ -121,13 +121,14 @@ class Runtime:
 
     def task(self, id: str) -> TaskHandle[Any]:
         """The task of this id; NotFound if there is none."""
-        handle: TaskHandle[Any] = TaskHandle(self, parse_task(id))
+        handle: TaskHandle[Any] = TaskHandle(self, parse_task(id if type(id) is str else repr(id)))
         handle.status()
         return handle
 
     def _task_queues(self) -> list[str]:
         if self._queues is not None:
-            return list(self._queues)
+            # One name is not a list of letters.
+            return [self._queues] if isinstance(self._queues, str) else list(self._queues)
         declared = {task.spec.queue for task in self.app.tasks.values()}
         return sorted(declared | set(self.app.queues)) or ["default"]
 

@@ -47,6 +47,7 @@ OPTIONS = ("key", "queue", "priority", "delay_s", "after", "limit_key")
 # Submitted in one commit, at most; `submit_many` takes any number.
 SUBMIT_BATCH = 1_000
 SUBMIT_BYTES = 4 * 1024 * 1024
+TIMEOUT_S_MAX = TTL_NS_MAX / S
 
 
 class TaskFailedError(HoldfastError):
@@ -79,14 +80,26 @@ class Task(Generic[P, T]):
             raise Invalid(what="isolation", task=self.name, why="coroutines run in one event loop")
         if inspect.isgeneratorfunction(fn) or inspect.isasyncgenfunction(fn):
             raise Invalid(what="task", name=self.name, why="a generator runs nothing when called")
-        coordinator.check_spec(spec)
+        check_spec(spec)
         self.__doc__ = fn.__doc__
         self.__name__ = getattr(fn, "__name__", self.name)
         self.__module__ = getattr(fn, "__module__", "")
         self._qualname = getattr(fn, "__qualname__", self.__name__)
-        self._signature = inspect.signature(fn)
+        if isolation == "process" and "<" in self._qualname:
+            raise Invalid(
+                what="isolation",
+                task=self.name,
+                found=self._qualname,
+                why="another process finds only what its module has a name for",
+            )
+        try:
+            self._signature = inspect.signature(fn)
+            hints = typing.get_type_hints(fn)
+        except (TypeError, ValueError, NameError, AttributeError) as error:
+            raise Invalid(
+                what="task", name=self.name, why=f"its annotations cannot be read: {error}"
+            ) from None
         self._arity = _arity(self._signature)
-        hints = typing.get_type_hints(fn)
         self.returns: Any = hints.pop("return", Any)
         self._hints = hints
         self._positional = [
@@ -182,7 +195,7 @@ class TaskCall(Generic[P, T]):
             ).spec()
         except msgspec.ValidationError as error:
             raise Invalid(what="task option", task=task.name, why=str(error)) from None
-        coordinator.check_spec(self.spec)
+        check_spec(self.spec)
         delay_s = options.get("delay_s", 0)
         if not isinstance(delay_s, int | float) or not 0 <= delay_s <= TTL_NS_MAX / S:
             raise Invalid(what="delay_s", found=repr(delay_s)[:64], min=0, max=TTL_NS_MAX / S)
@@ -195,6 +208,8 @@ class TaskCall(Generic[P, T]):
         after = options.get("after") or ()
         if isinstance(after, str | TaskHandle):
             after = (after,)
+        if not isinstance(after, Iterable):
+            raise Invalid(what="after", found=repr(after)[:64], expected="handles or ids of tasks")
         self.after: tuple[Any, ...] = tuple(after)
 
     def call(self, *args: Any, **kwargs: Any) -> Submission:
@@ -339,6 +354,8 @@ class TaskHandle(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """What the task returned. Raises TaskFailedError with the task's own error, or Timeout."""
+        if timeout is not None and not (isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX):
+            raise Invalid(what="timeout", found=repr(timeout)[:64], max=TIMEOUT_S_MAX)
         runtime = self._runtime
         store, seq = runtime.store, self._id.seq
         found = store.read(self._ended)
@@ -573,6 +590,29 @@ def _batches(packed: list[bytes]) -> Iterator[list[bytes]]:
         size += len(one)
     if batch:
         yield batch
+
+
+def check_spec(spec: Spec) -> None:
+    check_text("task", spec.name)
+    check_text("queue", spec.queue)
+    coordinator.check_spec(spec)
+
+
+def queues_of(given: Iterable[Any]) -> dict[str, Queue]:
+    """The queues of an app by name, checked."""
+    found: dict[str, Queue] = {}
+    for queue in given:
+        if not isinstance(queue, Queue):
+            raise Invalid(what="queue", found=repr(queue)[:64], expected="hf.Queue")
+        check_text("queue", queue.name)
+        for what in ("concurrency", "per_key"):
+            most = getattr(queue, what)
+            if type(most) is not int or most < 0:
+                raise Invalid(what=what, queue=queue.name, found=repr(most)[:64], min=0)
+        if queue.name in found:
+            raise Invalid(what="queue", name=queue.name, why="declared twice")
+        found[queue.name] = queue
+    return found
 
 
 def limits_of(queue: Queue) -> Limits:

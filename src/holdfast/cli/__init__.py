@@ -37,6 +37,7 @@ COMMANDS = {
     "verify": Command("holdfast.cli.verify", "check what is stored, and replay it with --app"),
     "demo": Command("holdfast.cli.demo", "kill workers and the store's writer, and see it finish"),
     "store": Command("holdfast.cli.store", "what a store holds"),
+    "tasks": Command("holdfast.cli.tasks", "tasks: list, show, cancel, redrive, limit"),
     "effects": Command("holdfast.cli.effects", "effects: list, show, redrive"),
     "timers": Command("holdfast.cli.timers", "timers: list, show"),
     "dispatch": Command(

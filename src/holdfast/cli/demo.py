@@ -1,4 +1,4 @@
-"""`holdfast demo`: orders, worlds, a Spark job, an agent, and somebody who kills things.
+"""`holdfast demo`: orders, worlds, a Spark job, an agent, tasks, and somebody who kills things.
 
 It runs the real store, queue, lease and runner in real processes, SIGKILLs a worker and then the
 store's writer in the middle of it, and checks at the end that what it says is so. It exits with 1 if
@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any, TextIO
 
-from holdfast.cli import demo_agent, demo_buyer, demo_stage, demo_worlds
+from holdfast.cli import demo_agent, demo_buyer, demo_press, demo_stage, demo_tasks, demo_worlds
 from holdfast.cli.demo_bank import app
 from holdfast.cli.demo_crew import Crew, Worker
 from holdfast.cli.demo_jobs import QUEUE, TIMERS, Order, charges, found_again, reminders
@@ -122,6 +122,7 @@ class Demo:
         demo_worlds.play(self.path, self.story.tell, self._claim, self.story.progress)
         demo_stage.play(self.path, self.story.tell, self._claim, self.story.progress)
         demo_agent.play(self.path, self.story.tell, self._claim)
+        demo_tasks.play(self.path, self.story.tell, self._claim)
         return {
             "store": str(self.path),
             "orders": ORDERS,
@@ -337,6 +338,7 @@ def _further(outcome: dict[str, Any]) -> list[str]:
         f"holdfast dead show {QUEUE} {outcome['poison_seq']} --store {path}",
         f"holdfast worlds list --universe {app.universe} --store {path}",
         f"holdfast worlds journal Agent/ada --universe {demo_buyer.app.universe} --store {path}",
+        f"holdfast tasks list --universe {demo_press.app.universe} --store {path}",
         f"holdfast runs show {demo_stage.NAME} --store {demo_stage.store_in(path)}",
         f"rm -r {path}",
     ]

@@ -51,6 +51,10 @@ class Up:
         assert self._process.stdout is not None
         self._process.stdout.readline()
 
+    @property
+    def gone(self) -> bool:
+        return self._process.poll() is not None
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

@@ -168,8 +168,8 @@ def drive(
 ) -> Driven[T]:
     """Redrive what is meant, within the rate, a few to a commit, until done or interrupted."""
     driven: Driven[T] = Driven()
-    with _Interrupt() as interrupt:
-        pace = _Pace(args.rate, clock, interrupt)
+    with Interrupt() as interrupt:
+        pace = Pace(args.rate, clock, interrupt)
         size = max(1, min(PAGE, int(args.rate) // COMMITS_PER_S))
         for seqs in _batches(store, name, args, selection, size):
             if not pace.admits(len(seqs)):
@@ -232,10 +232,10 @@ def _tell(driven: Driven[Any]) -> None:
         print(said, end="", file=sys.stderr, flush=True)
 
 
-class _Pace:
+class Pace:
     """When the next may begin: the n-th not before n - 1 of them are due."""
 
-    def __init__(self, rate_per_s: float, clock: Clock, interrupt: _Interrupt) -> None:
+    def __init__(self, rate_per_s: float, clock: Clock, interrupt: Interrupt) -> None:
         self._rate_per_s = rate_per_s
         self._clock = clock
         self._interrupt = interrupt
@@ -251,7 +251,7 @@ class _Pace:
         return not self._interrupt.asked
 
 
-class _Interrupt:
+class Interrupt:
     """Ctrl-C ends a wait at once, and a commit not before it is done."""
 
     def __init__(self) -> None:
@@ -259,7 +259,7 @@ class _Interrupt:
         self._resting = False
         self._before: Any = None
 
-    def __enter__(self) -> _Interrupt:
+    def __enter__(self) -> Interrupt:
         if threading.current_thread() is threading.main_thread():
             self._before = signal.signal(signal.SIGINT, self._on_signal)
         return self

@@ -226,7 +226,9 @@ def notice(event: DispatchEvent) -> str:
     reason = " ".join(event.reason.split())[:REASON_CHARS_MAX]
     because = f": {reason}" if reason else ""
     mark = mark_of(event.request_id)
-    return f"[holdfast] dispatch {mark} to {event.target} {event.status.value}{because}"
+    told = f"[holdfast] dispatch {mark} to {event.target} {event.status.value}{because}"
+    # Whoever failed it may have said anything, and a terminal obeys.
+    return "".join(char if char.isprintable() else "?" for char in told)
 
 
 # -- inside --------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ its attempts have in common, whether anybody still waits for it; and can say tha
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from typing import Any, Protocol
@@ -128,8 +129,9 @@ def attempt(run: TaskRun, clock: Clock) -> Ended:
         report = done(run, run.code.dump(run.code.invoke(run.grant.args)))
     except Exception as error:
         report = failed(run, error)
-    except SystemExit as error:
-        report = failed(run, Exited(raised=repr(error)))
+    except BaseException as error:
+        # Real interrupts reach the main thread alone: this is the task's own doing.
+        report = failed(run, _exited(error))
     finally:
         CURRENT.reset(mark)
     return Ended(run, report, clock.mono_ns() - began_ns)
@@ -144,8 +146,10 @@ async def attempt_async(run: TaskRun, clock: Clock) -> Ended:
         report = done(run, run.code.dump(await answer))
     except Exception as error:
         report = failed(run, error)
-    except SystemExit as error:
-        report = failed(run, Exited(raised=repr(error)))
+    except BaseException as error:
+        if isinstance(error, asyncio.CancelledError) and run.dropped:
+            raise
+        report = failed(run, _exited(error))
     return Ended(run, report, clock.mono_ns() - began_ns)
 
 
@@ -162,6 +166,11 @@ def done(run: TaskRun, result: bytes) -> Report:
 def failed(run: TaskRun, error: Exception) -> Report:
     end = End.REFUSED if isinstance(error, Refused) else End.FAILED
     return Report(run.grant.seq, run.grant.lease, end, b"", code_of(error), text_of(error))
+
+
+def _exited(error: BaseException) -> Exited:
+    told = error.code if isinstance(error, SystemExit) else None
+    return Exited(raised=type(error).__name__, status=told if isinstance(told, int) else 1)
 
 
 def text_of(error: Exception) -> str:

@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from holdfast.authority import workers
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import SETTLED_BYTES_MAX
+from holdfast.durable.bounds import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.roles.task_child import Children
 from holdfast.roles.task_run import (
@@ -47,6 +48,7 @@ from holdfast.tasks.look import overdue_retention
 from holdfast.tasks.rows import keys_of
 
 CONCURRENCY = 16
+CONCURRENCY_MAX = 1_000
 COROUTINES = 200
 REPORTS_MAX = 2_000
 HAND_BACK_NS = 1_000 * MS
@@ -91,6 +93,11 @@ class TaskWorker:
         self.queues = list(queues)
         if not self.queues:
             raise Invalid(what="queues", why="a task worker serves one at least")
+        for queue in self.queues:
+            check_name("queue", queue)
+        for what, found in (("concurrency", concurrency), ("processes", processes or 1)):
+            if type(found) is not int or not 1 <= found <= CONCURRENCY_MAX:
+                raise Invalid(what=what, found=repr(found)[:64], min=1, max=CONCURRENCY_MAX)
         self.failure: BaseException | None = None
         self.rounds = 0
         self.counts = dict.fromkeys(tasks.Answer, 0)

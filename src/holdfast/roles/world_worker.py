@@ -41,7 +41,7 @@ from holdfast.store.api import Future, Store, Txn
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
 from holdfast.world.context import Vocabulary
-from holdfast.world.cycle import Cycle, commit, leave
+from holdfast.world.cycle import Carried, Cycle, commit, leave
 from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from holdfast.world.kernel import World
 from holdfast.world.program import Program
@@ -203,9 +203,11 @@ class WorldWorker(Role):
         found: dict[str, list[inbox.Ingress]] = self.store.read(self._drain, world_ids)
         return found
 
-    def prepared(self, world_id: str, waiting: list[inbox.Ingress], assumed: int) -> Cycle | None:
+    def prepared(
+        self, world_id: str, waiting: list[inbox.Ingress], carried: list[Carried]
+    ) -> Cycle | None:
         try:
-            return self._hosted[world_id].host.prepare(self.store, waiting=waiting, assumed=assumed)
+            return self._hosted[world_id].host.prepare(self.store, waiting=waiting, carried=carried)
         except _BLOCKING as error:
             self._park(world_id, error)
             return None

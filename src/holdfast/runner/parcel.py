@@ -33,8 +33,8 @@ PARCEL_MIN = 16
 PARCEL_MAX = 64
 PARCELS_MAX = 32
 # How long a carrier may leave a parcel alone, and how long it may take to bring it home.
-BEGUN_NS = 50 * MS
-PATIENCE_NS = 1_000 * MS
+BEGUN_NS = 250 * MS
+PATIENCE_NS = 2_000 * MS
 
 
 class Parcel:

@@ -162,6 +162,16 @@ def _forked(name: str, value: str) -> Sight:
     return _did("fork", lambda event: event.args.get(name) == value)
 
 
+def _given(name: str, *, again: bool = False) -> Sight:
+    """A fork takes something over; or again, what its parent had taken over itself."""
+    return _did(
+        "inherit.bequeath",
+        lambda event: any(
+            not again or one["redrive_of"] is not None for one in event.args["wishes"][name]
+        ),
+    )
+
+
 def _queued(queue: str) -> Sight:
     return lambda event: (
         event.op == "audit"
@@ -189,6 +199,9 @@ _EFFECTS: dict[str, Sight] = {
     "fork: effects answered": _forked("effects", "fail"),
     "fork: effects reissued": _forked("effects", "reissue"),
     "fork: timers kept": _forked("timers", "keep"),
+    "fork: told what was certain": _given("answers"),
+    "fork of a fork: effects taken over": _given("effects", again=True),
+    "fork of a fork: timers taken over": _given("timers", again=True),
     "timer: worker fired": _did("firing.fire_due", lambda event: event.value > 0),
     "timer: event in a journal": _fired(),
     "timer: waits on the calendar": _queued("/timers/calendar"),

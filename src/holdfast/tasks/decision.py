@@ -18,6 +18,7 @@ from holdfast.tasks.rows import (
     Tally,
     after_int,
     body_of,
+    is_suspect,
     keys_of,
     limits_of,
     order,
@@ -89,7 +90,7 @@ class Decision:
 
     def place(self, packed_seq: bytes, body: Body, spec: Spec, status: Status) -> tuple[str, bytes]:
         """Where it belongs now; of a delayed one, the key it will have then."""
-        suspect = status.expiries > 0
+        suspect = is_suspect(spec, status)
         key = (self.keys.suspects if suspect else self.keys.ready) + order(spec, packed_seq)
         if status.waits:
             return "blocked", b""
@@ -174,7 +175,7 @@ class Decision:
         for parked, packed_seq in txn.scan(parking, tuples.after(parking), room):
             txn.delete(parked)
             _, own = self.known(packed_seq)
-            suspect = self.status(packed_seq).expiries > 0
+            suspect = is_suspect(own, self.status(packed_seq))
             places = self.keys.suspects if suspect else self.keys.ready
             txn.put(places + order(own, packed_seq), packed_seq)
             self.tally.add(queue, "parked", -1)

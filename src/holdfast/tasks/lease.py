@@ -1,9 +1,9 @@
 """Leases: granting, extending, expiring. `LeaseGranted`, `LeaseExtended`, `LeaseExpired`, and `TaskDead`
 for a task that has outlived too many.
 
-Nothing is granted before what is overdue has expired, in the same entry of the log. A task whose lease
-expired is a suspect: it may have killed its worker. It is granted by itself from then on, so that those
-who were leased beside it do not pay for it a second time.
+Nothing is granted before what is overdue has expired, in the same entry of the log. A task whose leases
+expire may be what kills its workers, and takes those with it that are leased beside it. Each task's last
+lease is therefore granted by itself (`rows.is_suspect`): nobody ends DEAD for what another one did.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class _Place(NamedTuple):
     """Where a walk is: a key, and, in a row that holds several tasks, which of them."""
 
     key: bytes
-    index: int
+    nth: int
 
 
 def _walk(
@@ -98,9 +98,9 @@ def _walk(
         # The row that was stopped in is read again, for the rest of it.
         for key, row in _rows(txn, keys.expiries, start, again=True):
             batch = codec.unpack_as(Batch, row)
-            done = start.index if start is not None and start.key == key else 0
-            for index, seq in enumerate(batch.tasks[done:], done + 1):
-                yield _Place(key, index), pack_int(seq), batch.lease
+            done = start.nth if start is not None and start.key == key else 0
+            for nth, seq in enumerate(batch.tasks[done:], done + 1):
+                yield _Place(key, nth), pack_int(seq), batch.lease
     else:
         for key, _ in _rows(txn, keys.bodies, start, newest_first=True):
             yield _Place(key, 0), key[len(keys.bodies) :], 0
@@ -116,7 +116,7 @@ def _rows(
 ) -> Iterator[tuple[bytes, bytes]]:
     lo, hi = space, tuples.after(space)
     if start is not None:
-        if not lo <= start.key < hi or start.index < 0:
+        if not lo <= start.key < hi or start.nth < 0:
             raise Invalid(what="cursor", why="of another list")
         first = start.key if again else start.key + b"\x00"
         lo, hi = (lo, start.key) if newest_first else (first, hi)

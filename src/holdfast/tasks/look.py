@@ -128,9 +128,7 @@ def why(txn: Txn, universe: str, row: TaskRow) -> str:
         if limits.concurrency and leased >= limits.concurrency:
             return f"{leased} of its queue run already, as many as may"
         if row.where == "suspect":
-            return (
-                "its worker was lost, so it is given out by itself, to the next that asks for such"
-            )
+            return "its workers were lost, so it is given out by itself, to the next that asks for such"
         return "the next worker that asks for its queue gets it, after those before it"
     if row.where == "leased":
         if txn.now_ns >= status.expires_ns:

@@ -29,6 +29,7 @@ from holdfast.tasks.rows import (
     counts_of,
     decode_body,
     decode_status,
+    is_suspect,
     keys_of,
     order,
     pack_int,
@@ -74,7 +75,7 @@ def place_of(txn: Txn, keys: Keys, seq: int, task: Task) -> dict[str, bytes]:
     if status.waits:
         return {}
     not_before_ns = status.not_before_ns or body.not_before_ns
-    suspect = status.expiries > 0
+    suspect = is_suspect(spec, status)
     places = {"suspect": keys.suspects + here} if suspect else {"ready": keys.ready + here}
     if not_before_ns:
         places["delayed"] = keys.delayed + pack_int(not_before_ns) + pack_int(seq)
@@ -100,7 +101,7 @@ def _places(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference
             yield Difference(seq, 0, "place", names or "none", sorted(right) or "none")
         for place, _, row in found:
             if place == "delayed":
-                suspect = task.status.expiries > 0
+                suspect = is_suspect(task.spec, task.status)
                 lane = keys.suspects if suspect else keys.ready
                 then = lane + order(task.spec, pack_int(seq))
                 if row != then:

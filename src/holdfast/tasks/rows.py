@@ -7,7 +7,7 @@ the task is first granted, so a task that nobody has touched has none and is WAI
 A task that waits is in one place exactly:
 
     ready     w <queue> <-priority> <seq>             the next to be granted
-    suspect   y <queue> <-priority> <seq>             outlived a lease: it is granted by itself
+    suspect   y <queue> <-priority> <seq>             one more expiry is its last: granted by itself
     parked    p <queue> <limit> <-priority> <seq>     as many of its limit are leased as may be
     delayed   d <not_before> <seq>                    the value is the key that it will have
     blocked   (nowhere)                               others have to end first: `a <other> <seq>`
@@ -100,6 +100,12 @@ class Status(Record, frozen=True):
 
 
 FRESH = Status()
+
+
+def is_suspect(spec: Spec, status: Status) -> bool:
+    """Whether the next lease it outlives would be its last. If it kills its workers, nobody else shall
+    be leased beside it then: so nobody ends DEAD for what another one did."""
+    return status.expiries >= spec.expiries_max - 1
 
 
 class Limits(Record, frozen=True):

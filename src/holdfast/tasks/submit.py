@@ -16,7 +16,17 @@ from holdfast.store.api import Txn, operation
 from holdfast.tasks import board, dependents
 from holdfast.tasks.decision import Decision
 from holdfast.tasks.records import Created, Dead, digest_of
-from holdfast.tasks.rows import FRESH, Body, Spec, Status, pack, pack_int, put_spec, seq_of
+from holdfast.tasks.rows import (
+    FRESH,
+    Body,
+    Spec,
+    Status,
+    is_suspect,
+    pack,
+    pack_int,
+    put_spec,
+    seq_of,
+)
 
 AFTER_MAX = 1_000
 
@@ -58,7 +68,11 @@ def submit_all(
     keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
     names = [put_spec(txn, keys, spec) for spec in specs]
     # The usual task is ready at once: its queue, its priority, and nothing else to look at.
-    lanes = [keys.ready + tuples.pack((spec.queue, -spec.priority)) for spec in specs]
+    alone = [is_suspect(spec, FRESH) for spec in specs]
+    lanes = [
+        (keys.suspects if by_itself else keys.ready) + tuples.pack((spec.queue, -spec.priority))
+        for spec, by_itself in zip(specs, alone, strict=True)
+    ]
     put, bodies = txn.put, keys.bodies
     seq = last = txn.count(keys.seq)
     seqs: list[int] = []
@@ -124,9 +138,9 @@ def submit_all(
         created.append(seq)
         rows.append(row)
         seqs.append(seq)
-    for spec, count in zip(specs, plain, strict=True):
+    for spec, by_itself, count in zip(specs, alone, plain, strict=True):
         if count:
-            decision.tally.add(spec.queue, "ready", count)
+            decision.tally.add(spec.queue, "suspect" if by_itself else "ready", count)
             decision.wake(spec.queue)
     if created:
         txn.add(keys.seq, seq - last)

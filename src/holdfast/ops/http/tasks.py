@@ -17,12 +17,14 @@ Reports are answered by `work`.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
-from holdfast.errors import Invalid
+from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.http.bodies import Cancel, NewTask, Nothing, Submission
 from holdfast.ops.http.problem import Response, encode
 from holdfast.ops.http.route import Api, Call, Route
@@ -33,11 +35,13 @@ from holdfast.ops.http.work import Work
 from holdfast.ops.task_document import queue_document, row_document, seen_document
 from holdfast.roles import readiness
 from holdfast.store.api import Store
+from holdfast.tasks import checkpoint, listing, look
 from holdfast.tasks import coordinator as tasks
-from holdfast.tasks import listing, look
 from holdfast.tasks.ids import TaskId, parse_task
 
 LIST_MAX = 1_000
+MAINTAIN_S = 10.0
+MAINTAIN_BATCH = 1_000
 
 
 class TaskApi(Api):
@@ -51,6 +55,7 @@ class TaskApi(Api):
         self._universe = universe
         self._declared = declared
         work = self._work = Work(server, store, universe)
+        self._upkeep = server.loop.create_task(self._maintain())
         post, get = "POST", "GET"
         self.routes = (
             Route(get, ("healthz",), self._healthz, open=True),
@@ -68,6 +73,7 @@ class TaskApi(Api):
         )
 
     def close(self) -> None:
+        self._upkeep.cancel()
         self._work.close()
 
     # -- submit ------------------------------------------------------------------------------------
@@ -158,8 +164,23 @@ class TaskApi(Api):
         document: Any = found if call.trusted else {"ready": found.ready}
         return Response(200 if found.ready else 503, encode(document))
 
+    async def _maintain(self) -> None:
+        """Where all workers are elsewhere, nobody but us forgets what is over."""
+        while True:
+            await asyncio.sleep(MAINTAIN_S)
+            with contextlib.suppress(HoldfastError):
+                await self._server.aside(maintain, self._store, self._universe)
+
 
 # -- inside ------------------------------------------------------------------------------------------
+
+
+def maintain(store: Store, universe: str) -> None:
+    """One batch of what is to be forgotten, or a checkpoint of the log if one is due."""
+    if store.read(look.overdue_retention, universe):
+        store.transact(tasks.maintain, universe, MAINTAIN_BATCH)
+    elif checkpoint.due(store, universe):
+        checkpoint.make(store, universe)
 
 
 def _only(call: Call, known: Sequence[str]) -> None:
