@@ -95,15 +95,16 @@ class Typist:
             found = self._tmux.pane(target)
             if found is None or found.dead:
                 return Sent(DispatchOutcomeReason.TARGET_MISSING, f"nothing runs at {target}")
-            with self._alone(found.pane_id):
-                typing = _Typing(self._tmux, self._clock, found.pane_id, cli, mark, dropped)
+            with self._alone(found.pane_id) as tmux:
+                typing = _Typing(tmux, self._clock, found.pane_id, cli, mark, dropped)
                 return typing.run(text, begin, again=again)
         except (TmuxFailed, Timeout) as error:
             return Sent(DispatchOutcomeReason.SEND_FAILED, str(error))
 
     @contextlib.contextmanager
-    def _alone(self, pane_id: str) -> Iterator[None]:
-        """Nobody else on this machine types into the pane meanwhile."""
+    def _alone(self, pane_id: str) -> Iterator[Tmux]:
+        """Nobody else on this machine types into the pane meanwhile, not even if we are killed and
+        one of our keys is still on its way: the command that carries it holds the lock, too."""
         name = sha256(f"{self._tmux.socket}\n{pane_id}".encode()).hexdigest()[:16]
         path = Path(tempfile.gettempdir()) / f"holdfast-pane-{os.getuid()}-{name}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -111,7 +112,7 @@ class Typist:
         try:
             if not _until(self._clock, lambda: _locked(held), LOCK_S):
                 raise Unavailable(what="pane", pane=pane_id, why="another types there")
-            yield
+            yield self._tmux.keeping(held)
         finally:
             os.close(held)
 

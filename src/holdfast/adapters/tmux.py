@@ -10,6 +10,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
@@ -85,6 +86,13 @@ class Tmux:
             raise Invalid(what="socket", found=socket[:100], expected="a name, or a path")
         self.socket = socket
         self._server = [command, *_which(socket)]
+        self._kept: tuple[int, ...] = ()
+
+    def keeping(self, *files: int) -> Tmux:
+        """The same server; its commands keep these files open, also when we die in the middle."""
+        kept = copy.copy(self)
+        kept._kept = files
+        return kept
 
     def pane(self, target: str) -> PaneState | None:
         """The pane that is meant; None when it is not there."""
@@ -128,6 +136,7 @@ class Tmux:
                 capture_output=True,
                 timeout=COMMAND_TIMEOUT_S,
                 env=_environment(),
+                pass_fds=self._kept,
                 check=False,
             )
         except FileNotFoundError:

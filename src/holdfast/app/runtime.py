@@ -78,6 +78,7 @@ class Runtime:
         check_peers(self.universe, stores or {})
         self._peers = stores
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
+        self.submitter = submitting.Submitter(self.store, self.universe)
         self._queues = queues
         self._concurrency = concurrency
         self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import threading
 import typing
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
@@ -26,9 +27,9 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import BATCH_MAX, MESSAGE_BYTES_MAX, TTL_NS_MAX
-from holdfast.errors import HoldfastError, Invalid, Timeout, ValueTooLarge
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Timeout, ValueTooLarge
 from holdfast.roles.task_run import BadTaskResult
-from holdfast.store.api import Txn
+from holdfast.store.api import Store, Txn
 from holdfast.tasks import coordinator, look
 from holdfast.tasks.coordinator import CyclicDependency, New
 from holdfast.tasks.ids import TaskId, parse_task
@@ -354,7 +355,9 @@ class TaskHandle(Generic[T]):
 
     def result(self, timeout: float | None = None) -> T:
         """What the task returned. Raises TaskFailedError with the task's own error, or Timeout."""
-        if timeout is not None and not (isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX):
+        if timeout is not None and not (
+            isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX
+        ):
             raise Invalid(what="timeout", found=repr(timeout)[:64], max=TIMEOUT_S_MAX)
         runtime = self._runtime
         store, seq = runtime.store, self._id.seq
@@ -438,8 +441,98 @@ def submit(
         call = TaskCall(call.task, options)
     after = tuple(_dependency(runtime, one) for one in call.after)
     new = call.new(call.task.pack(args, kwargs), after)
-    [seq] = runtime.store.transact(coordinator.submit, runtime.universe, call.spec, [new])
+    if new.key or new.after:
+        # It may be refused for what others did: it goes by itself.
+        [seq] = runtime.store.transact(coordinator.submit, runtime.universe, call.spec, [new])
+    else:
+        seq = runtime.submitter.submit(call.spec, new)
     return handle_of(runtime, call.task, seq, keyed=bool(call.key))
+
+
+class Submitter:
+    """Submissions of many threads, in one commit as many as have come while the last was made.
+
+    Whoever finds nobody submitting does so for all who wait, and then appoints the next.
+    """
+
+    def __init__(self, store: Store, universe: str) -> None:
+        self._store = store
+        self._universe = universe
+        self._lock = threading.Lock()
+        self._waiting: list[_Single] = []
+        self._led = False
+
+    def submit(self, spec: Spec, new: New) -> int:
+        single = _Single(spec, new)
+        with self._lock:
+            self._waiting.append(single)
+            lead = not self._led
+            self._led = True
+        if not lead:
+            single.gate.acquire()
+        if single.seq is None and single.error is None:
+            self._lead()
+        if single.error is not None:
+            raise single.error
+        assert single.seq is not None
+        return single.seq
+
+    def _lead(self) -> None:
+        with self._lock:
+            batch = self._waiting[:SUBMIT_BATCH]
+            size = 0
+            for count, one in enumerate(batch):
+                size += len(one.new.args)
+                if size > SUBMIT_BYTES and count:
+                    batch = batch[:count]
+                    break
+            del self._waiting[: len(batch)]
+        try:
+            self._commit(batch)
+        except Exception as error:
+            for one in batch:
+                one.error = error
+        except BaseException:
+            # Whoever interrupted this thread did not mean the others.
+            for one in batch:
+                one.error = CommitUnknown(
+                    why="the thread that submitted for several was interrupted"
+                )
+            raise
+        finally:
+            with self._lock:
+                following = self._waiting[0] if self._waiting else None
+                self._led = following is not None
+            if following is not None:
+                following.gate.release()
+            for one in batch:
+                one.gate.release()
+
+    def _commit(self, batch: list[_Single]) -> None:
+        specs: list[Spec] = []
+        which: list[int] = []
+        for one in batch:
+            # Almost always they are all alike.
+            if not specs or one.spec != specs[-1]:
+                specs.append(one.spec)
+            which.append(len(specs) - 1)
+        seqs = self._store.transact(
+            coordinator.submit_all, self._universe, specs, which, [one.new for one in batch]
+        )
+        for one, seq in zip(batch, seqs, strict=True):
+            one.seq = seq
+
+
+class _Single:
+    __slots__ = ("error", "gate", "new", "seq", "spec")
+
+    def __init__(self, spec: Spec, new: New) -> None:
+        self.spec = spec
+        self.new = new
+        self.seq: int | None = None
+        self.error: BaseException | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
 
 
 def submit_many(runtime: Runtime, wanted: Any, many: Iterable[Any]) -> list[Any]:

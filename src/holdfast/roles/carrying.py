@@ -240,10 +240,10 @@ class Carriage:
                 left = [one for one in parcel.outcomes if one.work.claim.token not in done]
                 claimed = taken.get(id(parcel))
                 parcel.settled(left, None if claimed is None else claimed.value)
+        self._under_way.difference_update(world_id for world_id, _ in cycles)
         trouble: HoldfastError | None = None
         now_ns = self._worker.store.now_ns()
         for (world_id, cycle), answer in zip(cycles, answers, strict=True):
-            self._under_way.discard(world_id)
             if isinstance(answer, Conflict):
                 self._mistaken[world_id] = now_ns + int(MISTAKEN_S * S)
             trouble = self._worker.committed(world_id, cycle, answer, now_ns) or trouble

@@ -39,6 +39,8 @@ from holdfast.roles.task_run import (
 )
 from holdfast.runner.bell import Bell
 from holdfast.runner.crew import Crew, Tasks, Threads
+from holdfast.runner.runner import CONCURRENCY_MAX
+from holdfast.runner.tending import HandsLost
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
@@ -93,6 +95,8 @@ class TaskWorker:
         self.queues = list(queues)
         if not self.queues:
             raise Invalid(what="queues", why="a task worker serves one at least")
+        if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
+            raise Invalid(what="concurrency", found=concurrency, min=1, max=CONCURRENCY_MAX)
         for queue in self.queues:
             check_name("queue", queue)
         for what, found in (("concurrency", concurrency), ("processes", processes or 1)):
@@ -164,9 +168,15 @@ class TaskWorker:
             self._bell.close()
             self._hands.close()
 
+    def wake(self) -> None:
+        """Look for tasks in the next step: some may have come, or come due."""
+        self._looking = True
+
     def _sleep(self, since: int) -> int:
         rest_s = self._rest_s()
         if rest_s <= 0:
+            # What is due is to be looked at, also if it has become so since the last look.
+            self.wake()
             return since
         if not self._hands.busy:
             # Nothing can end here: whoever has news has it from the store.
@@ -180,7 +190,7 @@ class TaskWorker:
                 if not self._hands.finished:
                     self._bell.wait(rest_s)
                 self._sleeping = False
-        self._looking = True
+        self.wake()
         return since
 
     def _ring(self) -> None:
@@ -297,6 +307,9 @@ class TaskWorker:
 
     def _attend(self) -> None:
         now_ns = self.store.now_ns()
+        if self._hands.spent:
+            # Whatever they wait for does not come: a new process has new hands.
+            raise HandsLost(worker=self.worker, queue=",".join(self.queues))
         self._hands.nudge()
         if not self._held:
             self._renew_ns = now_ns + int(IDLE_S * S)
@@ -495,6 +508,11 @@ class _Hands:
     @property
     def busy(self) -> bool:
         return any(crew.busy for crew in self._crews.values())
+
+    @property
+    def spent(self) -> bool:
+        """Whether the functions of a crew have taken all hands with them that it could have."""
+        return any(crew.spent for crew in self._crews.values())
 
     @property
     def line(self) -> int:

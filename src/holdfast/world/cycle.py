@@ -58,7 +58,7 @@ class Cycle(Record, frozen=True):
     wanted_ns: int = 0
     # Effects whose receipts were handled last, before they were in the inbox: they are settled with
     # it, and get the numbers up to `to_seq`.
-    carried: list[Carried] = []
+    carried: tuple[Carried, ...] = ()
 
     @property
     def size(self) -> int:

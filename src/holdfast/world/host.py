@@ -240,7 +240,7 @@ class Host:
             self._policy.keep,
             drained,
             wanted_ns,
-            list(carried),
+            tuple(carried),
         )
 
     def _due(self, height: int) -> bool:

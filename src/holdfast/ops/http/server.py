@@ -73,6 +73,11 @@ class HttpServer:
         return self._loop
 
     @property
+    def busy(self) -> int:
+        """Requests under way."""
+        return sum(connection.busy for connection in list(self._connections.values()))
+
+    @property
     def crowded(self) -> bool:
         return len(self._connections) > self.limits.connections_max
 

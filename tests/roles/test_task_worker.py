@@ -1,0 +1,563 @@
+"""The task worker: what runs where, how long a lease is kept, and how running code is reached."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+import holdfast as hf
+from holdfast.clock import MS, S
+from holdfast.errors import Invalid
+from holdfast.tasks.coordinator import Answer
+from tests.roles.task_rig import Gates, Shift, shift
+
+MODULES = ("holdfast.roles.task_worker", "holdfast.roles.task_run")
+
+
+def state(handle: hf.TaskHandle[Any]) -> str:
+    return handle.status().state
+
+
+def all_in(handles: list[hf.TaskHandle[Any]], wanted: str) -> bool:
+    return all(state(handle) == wanted for handle in handles)
+
+
+# -- what runs where ---------------------------------------------------------------------------
+
+
+def test_plain_functions_run_in_as_many_threads_as_there_are_hands() -> None:
+    gates = Gates()
+
+    @hf.task
+    def work(n: int) -> int:
+        gates.pass_through(n)
+        return n
+
+    with shift(work) as rig:
+        handles = rig.rt.submit_many(work, [(n,) for n in range(6)])
+        worker = rig.worker(concurrency=4)
+        rig.until(lambda: len(gates.inside) == 4, "four at a time", worker)
+        gates.open(*range(6))
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", worker)
+        assert gates.most == 4
+        assert [handle.result(0) for handle in handles] == list(range(6))
+
+
+def test_coroutines_run_side_by_side_in_one_thread() -> None:
+    met: set[int] = set()
+    threads: set[int] = set()
+
+    @hf.task
+    async def meet(n: int) -> int:
+        met.add(n)
+        threads.add(threading.get_ident())
+        while len(met) < 50:
+            await asyncio.sleep(0)
+        return n
+
+    with shift(meet) as rig:
+        handles = rig.rt.submit_many(meet, [(n,) for n in range(50)])
+        worker = rig.worker(concurrency=1)
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", worker)
+        assert len(threads) == 1
+
+
+def test_a_task_knows_its_id_its_attempt_and_one_key_for_all_attempts() -> None:
+    seen: list[tuple[str, int, str]] = []
+
+    @hf.task(backoff_s=0.001)
+    def look() -> None:
+        me = hf.current_task()
+        seen.append((me.id, me.attempt, me.idempotency_key))
+        if me.attempt < 3:
+            raise ValueError("again")
+
+    with shift(look) as rig:
+        handle = rig.rt.submit(look)
+        rig.until(lambda: state(handle) == "COMPLETED", "the end", rig.worker(), tick_ns=10 * MS)
+        assert [attempt for _, attempt, _ in seen] == [1, 2, 3]
+        assert {(id, key) for id, _, key in seen} == {(handle.id, f"task-{handle.id}")}
+
+
+def test_each_coroutine_has_its_own_current_task() -> None:
+    @hf.task
+    async def who() -> str:
+        before = hf.current_task().id
+        await asyncio.sleep(0)
+        assert hf.current_task().id == before
+        return before
+
+    with shift(who) as rig:
+        handles = rig.rt.submit_many(who, [()] * 20)
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", rig.worker())
+        assert [handle.result(0) for handle in handles] == [handle.id for handle in handles]
+
+
+def test_tasks_of_all_kinds_are_worked_off_together() -> None:
+    @hf.task
+    def plain(n: int) -> int:
+        return n
+
+    @hf.task
+    async def other(n: int) -> int:
+        return -n
+
+    with shift(plain, other) as rig:
+        handles = [rig.rt.submit((plain, other)[n % 2], n) for n in range(100)]
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", rig.worker(), tick_ns=MS)
+        assert [handle.result(0) for handle in handles] == [n * (-1) ** n for n in range(100)]
+
+
+def test_a_higher_priority_goes_first_and_equals_in_their_order() -> None:
+    ran: list[int] = []
+
+    @hf.task
+    def work(n: int) -> None:
+        ran.append(n)
+
+    with shift(work) as rig:
+        handles = [
+            rig.rt.submit(work.options(priority=priority), n)
+            for n, priority in enumerate([0, -5, 7, 0, 7])
+        ]
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", rig.worker(concurrency=1))
+        assert ran == [2, 4, 0, 3, 1]
+
+
+def test_a_worker_serves_its_own_queues_only() -> None:
+    @hf.task
+    def work() -> None: ...
+
+    with shift(work) as rig:
+        here = rig.rt.submit(work.options(queue="a"))
+        elsewhere = rig.rt.submit(work.options(queue="b"))
+        worker = rig.worker(queues=("a",))
+        rig.until(lambda: state(here) == "COMPLETED", "its own", worker)
+        rig.pass_time(1, worker)
+        assert state(elsewhere) == "WAITING"
+        rig.until(lambda: state(elsewhere) == "COMPLETED", "the other", rig.worker(queues=("b",)))
+
+
+def test_a_delayed_task_begins_when_its_time_has_come_and_not_before() -> None:
+    @hf.task
+    def work() -> None: ...
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work.options(delay_s=10))
+        worker = rig.worker()
+        rig.pass_time(9.5, worker)
+        assert handle.status().where == "delayed"
+        rig.pass_time(1, worker)
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", worker)
+
+
+@pytest.mark.parametrize("wrong", [0, -1, 1_001, "4", True, 1.0])
+def test_a_worker_without_hands_is_refused(wrong: Any) -> None:
+    with pytest.raises(Invalid) as caught:
+        Shift().worker(concurrency=wrong)
+    assert caught.value.what == "concurrency"
+
+
+@pytest.mark.parametrize("wrong", [(), ("",), (5,), ("x" * 201,)])
+def test_a_worker_without_a_queue_that_can_be_is_refused(wrong: Any) -> None:
+    with pytest.raises(Invalid):
+        Shift().worker(queues=wrong)
+
+
+# -- leases ------------------------------------------------------------------------------------
+
+
+def test_a_lease_is_extended_for_as_long_as_its_task_runs() -> None:
+    gates = Gates()
+
+    @hf.task(lease_s=1)
+    def work() -> str:
+        gates.pass_through("a")
+        return "done"
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker, other = rig.worker("w"), rig.worker("other")
+        rig.until(lambda: gates.inside, "its beginning", worker)
+        rig.pass_time(60, worker, other)
+        gates.open("a")
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", worker)
+        assert (handle.status().attempt, handle.status().expiries) == (1, 0)
+        assert gates.came == ["a"]
+
+
+def test_a_task_that_hangs_loses_its_lease_with_its_window_and_is_tried_again() -> None:
+    gates = Gates()
+    runs: list[hf.TaskRun] = []
+
+    @hf.task(lease_s=1, execution_window_s=5)
+    def work() -> int:
+        runs.append(hf.current_task())
+        if len(runs) == 1:
+            gates.pass_through("hangs")
+        return len(runs)
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker(concurrency=1)
+        rig.until(lambda: gates.inside, "its beginning", worker)
+        rig.pass_time(4.5, worker)
+        assert state(handle) == "LEASED", "it is still within its window"
+        assert not runs[0].cancelled
+        # The hand is replaced: there is one only, and the first is still inside.
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", worker, tick_ns=50 * MS)
+        assert gates.inside == ["hangs"]
+        assert runs[0].cancelled
+        assert (handle.result(0), handle.status().attempt, handle.status().expiries) == (2, 2, 1)
+        gates.open("hangs")
+
+
+def test_what_a_hung_task_returns_in_the_end_changes_nothing() -> None:
+    gates = Gates()
+
+    @hf.task(lease_s=1, execution_window_s=2)
+    def work() -> str:
+        first = hf.current_task().attempt == 1
+        gates.pass_through("late" if first else "good")
+        return "late" if first else "good"
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker()
+        rig.until(lambda: "good" in gates.inside, "the second attempt", worker, tick_ns=50 * MS)
+        gates.open("late")
+        rig.until(lambda: gates.inside == ["good"], "the late one", worker)
+        rig.pass_time(0.5, worker)
+        assert state(handle) == "LEASED"
+        gates.open("good")
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", worker)
+        assert handle.result(0) == "good"
+
+
+def test_signs_of_progress_keep_a_lease_beyond_its_window() -> None:
+    gates = Gates()
+    runs: list[hf.TaskRun] = []
+
+    @hf.task(lease_s=1, execution_window_s=3)
+    def work() -> None:
+        runs.append(hf.current_task())
+        gates.pass_through("a")
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker()
+        rig.until(lambda: gates.inside, "its beginning", worker)
+        for _ in range(20):
+            runs[0].progress()
+            rig.pass_time(1.5, worker)
+        assert (state(handle), handle.status().attempt) == ("LEASED", 1)
+        rig.until(lambda: runs[0].cancelled, "the end of its patience", worker, tick_ns=100 * MS)
+        assert len(runs) == 1 or runs[1].attempt == 2
+        gates.open("a")
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", worker, tick_ns=100 * MS)
+
+
+def test_a_task_that_hangs_again_and_again_is_dead_after_as_many_leases_as_it_may_outlive() -> None:
+    gates = Gates()
+
+    @hf.task(lease_s=1, execution_window_s=1, expiries_max=3)
+    def work() -> None:
+        gates.pass_through(hf.current_task().attempt)
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker(concurrency=1)
+        rig.until(lambda: state(handle) == "DEAD", "its death", worker, tick_ns=50 * MS)
+        status = handle.status()
+        assert (status.expiries, status.attempt, status.reason) == (3, 3, "expiries_exhausted")
+        rig.pass_time(5, worker)
+        assert gates.came == [1, 2, 3]
+        gates.open(1, 2, 3)
+
+
+def test_what_a_task_says_of_itself_is_shown_while_it_runs() -> None:
+    gates = Gates()
+
+    @hf.task
+    def work() -> None:
+        hf.current_task().progress({"page": 3})
+        gates.pass_through("a")
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker()
+        rig.until(lambda: handle.status().progress, "progress", worker, tick_ns=100 * MS)
+        assert handle.status().progress == {"page": 3}
+        gates.open("a")
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", worker)
+
+
+@pytest.mark.parametrize("wrong", [object(), "x" * 5_000, "\ud800", 1 << 70])
+def test_progress_that_cannot_be_stored_is_the_tasks_own_mistake(wrong: Any) -> None:
+    @hf.task(attempts=1)
+    def work() -> None:
+        hf.current_task().progress(wrong)
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        rig.until(lambda: state(handle) == "FAILED", "its end", rig.worker())
+        assert handle.status().reason == "invalid"
+
+
+# -- cancelling --------------------------------------------------------------------------------
+
+
+def test_a_cancelled_thread_sees_the_flag_and_its_hand_is_free_for_others() -> None:
+    gates = Gates()
+    runs: list[hf.TaskRun] = []
+
+    @hf.task
+    def work(name: str) -> None:
+        runs.append(hf.current_task())
+        if name == "first":
+            gates.pass_through(name)
+
+    with shift(work) as rig:
+        first, second = rig.rt.submit(work, "first"), rig.rt.submit(work, "second")
+        worker = rig.worker(concurrency=1)
+        rig.until(lambda: gates.inside, "its beginning", worker)
+        assert first.cancel()
+        rig.until(lambda: runs[0].cancelled, "the flag", worker)
+        rig.until(lambda: state(second) == "COMPLETED", "the other", worker)
+        assert (state(first), first.status().reason) == ("DEAD", "cancelled")
+        gates.open("first")
+        rig.until(lambda: not gates.inside, "its return", worker)
+        rig.pass_time(1, worker)
+        assert state(first) == "DEAD"
+        assert worker.counts[Answer.CANCELLED] == 0, "nobody reports what nobody waits for"
+
+
+def test_a_cancelled_coroutine_is_cancelled_where_it_waits() -> None:
+    told: list[str] = []
+
+    @hf.task
+    async def work() -> None:
+        try:
+            told.append("began")
+            await asyncio.sleep(3600)
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+        finally:
+            told.append("cleaned up")
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker()
+        rig.until(lambda: told, "its beginning", worker)
+        assert handle.cancel()
+        rig.until(lambda: "cleaned up" in told, "the cancellation", worker)
+        assert told == ["began", "cancelled", "cleaned up"]
+        assert state(handle) == "DEAD"
+
+
+def test_a_coroutine_that_takes_no_notice_of_its_cancellation_brings_no_result() -> None:
+    told: list[str] = []
+
+    @hf.task
+    async def work(n: int) -> int:
+        told.append("began")
+        try:
+            await asyncio.sleep(3600 if n else 0)
+        except asyncio.CancelledError:
+            told.append("went on")
+        return n
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work, 1)
+        worker = rig.worker()
+        rig.until(lambda: told, "its beginning", worker)
+        handle.cancel()
+        rig.until(lambda: "went on" in told, "the cancellation", worker)
+        after = rig.rt.submit(work, 0)
+        rig.until(lambda: state(after) == "COMPLETED", "the next", worker)
+        assert state(handle) == "DEAD"
+
+
+def test_a_task_that_was_cancelled_before_its_worker_began_it_is_not_begun() -> None:
+    gates = Gates()
+
+    @hf.task
+    def work(n: int) -> None:
+        gates.pass_through(n)
+
+    with shift(work) as rig:
+        first, second = rig.rt.submit(work, 1), rig.rt.submit(work, 2)
+        worker = rig.worker(concurrency=1)
+        rig.until(lambda: gates.inside, "the first", worker)
+        assert second.cancel()
+        gates.open(1, 2)
+        rig.until(lambda: state(first) == "COMPLETED", "the first", worker)
+        rig.pass_time(1, worker)
+        assert gates.came == [1]
+        assert second.status().where == "dead"
+
+
+# -- names that nobody knows -------------------------------------------------------------------
+
+
+def test_a_task_that_its_worker_does_not_know_waits_uncounted_for_one_that_does() -> None:
+    ran: list[str] = []
+
+    @hf.task
+    def old() -> None: ...
+
+    @hf.task
+    def new() -> None:
+        ran.append("new")
+
+    with shift(old, new) as rig:
+        handle = rig.rt.submit(new)
+        behind = rig.worker("behind", tasks=(old,))
+        rig.until(lambda: handle.status().where == "delayed", "that it is given back", behind)
+        rig.pass_time(60, behind)
+        status = handle.status()
+        assert (status.state, status.failures, status.expiries) == ("WAITING", 0, 0)
+        assert status.reason == "unknown_task"
+        assert "'new'" in status.error
+        ahead = rig.worker("ahead", tasks=(old, new))
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", ahead, tick_ns=100 * MS)
+        assert ran == ["new"]
+
+
+def test_a_worker_without_any_task_gives_everything_back() -> None:
+    @hf.task
+    def work() -> None: ...
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker(tasks=())
+        rig.until(lambda: handle.status().where == "delayed", "that it is given back", worker)
+        assert handle.status().failures == 0
+
+
+# -- what was leased ahead ---------------------------------------------------------------------
+
+
+def test_what_no_hand_has_begun_goes_back_when_the_hands_are_stuck() -> None:
+    gates = Gates()
+
+    @hf.task
+    def work(n: int) -> int:
+        if n < 0:
+            gates.pass_through(n)
+        return n
+
+    with shift(work) as rig:
+        worker = rig.worker(concurrency=2)
+        # A crew that was quick so far leases ahead.
+        quick = rig.rt.submit_many(work, [(n,) for n in range(50)])
+        rig.until(lambda: all_in(quick, "COMPLETED"), "the quick ones", worker, tick_ns=1_000)
+        stuck = rig.rt.submit_many(work, [(-1,), (-2,)])
+        rest = rig.rt.submit_many(work, [(n,) for n in range(10)])
+        rig.until(lambda: len(gates.inside) == 2, "that both hands are stuck", worker)
+        assert any(handle.status().where == "leased" for handle in rest), "some were leased ahead"
+        rig.until(lambda: rig.counts().leased == 2, "that they go back", worker, tick_ns=50 * MS)
+        other = rig.worker("other")
+        rig.until(lambda: all_in(rest, "COMPLETED"), "the others", other)
+        assert {handle.status().expiries for handle in rest} == {0}
+        gates.open(-1, -2)
+        rig.until(lambda: all_in(stuck, "COMPLETED"), "the stuck ones", worker)
+
+
+# -- leaving -----------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_told_to_stop_waits_for_what_it_has_begun() -> None:
+    gates = Gates()
+
+    @hf.task
+    def work() -> str:
+        gates.pass_through("a")
+        return "done"
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker(stop_grace_s=10)
+        worker.start()
+        rig.until(lambda: gates.inside, "its beginning")
+        worker.request_stop()
+        gates.open("a")
+        worker.join(20)
+        assert (state(handle), handle.result(0)) == ("COMPLETED", "done")
+
+
+def test_three_restarts_during_a_long_task_cost_it_nothing() -> None:
+    gates = Gates()
+
+    @hf.task(attempts=1, expiries_max=1)
+    def work() -> str:
+        attempt = hf.current_task().attempt
+        gates.pass_through(attempt)
+        return "done"
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        for n in range(1, 4):
+            worker = rig.worker(f"w{n}")
+            rig.until(lambda n=n: n in gates.inside, "its beginning", worker)
+            rig.stop(worker)
+            status = handle.status()
+            assert (status.state, status.failures, status.expiries) == ("WAITING", 0, 0)
+        gates.open(1, 2, 3, 4)
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", rig.worker("last"))
+        assert handle.status().attempt == 4
+
+
+def test_a_coroutine_that_does_not_end_is_cancelled_when_its_worker_leaves() -> None:
+    told: list[str] = []
+
+    @hf.task
+    async def work() -> None:
+        told.append("began")
+        try:
+            await asyncio.sleep(3600)
+        finally:
+            told.append("cleaned up")
+
+    with shift(work) as rig:
+        handle = rig.rt.submit(work)
+        worker = rig.worker()
+        rig.until(lambda: told, "its beginning", worker)
+        rig.stop(worker)
+        rig.until(lambda: told == ["began", "cleaned up"], "its cancellation")
+        assert (state(handle), handle.status().failures) == ("WAITING", 0)
+
+
+def test_a_worker_that_leaves_is_not_among_the_workers_any_more() -> None:
+    from holdfast.authority import workers
+
+    @hf.task
+    def work() -> None: ...
+
+    with shift(work) as rig:
+        worker = rig.worker("w")
+        worker.step()
+        named = [one.worker for one in rig.store.read(workers.known, "jobs")]
+        assert named == ["w:task"]
+        rig.stop(worker)
+        assert rig.store.read(workers.known, "jobs") == []
+
+
+def test_time_that_passes_between_a_look_and_the_rest_is_no_reason_to_miss_what_is_due() -> None:
+    """A worker that finds itself late by its own reckoning looks again, instead of spinning."""
+
+    @hf.task
+    def work() -> None: ...
+
+    with shift(work) as rig:
+        worker = rig.worker()
+        worker.start()
+        handle = rig.rt.submit(work.options(delay_s=1))
+        rig.until(lambda: handle.status().where == "delayed", "that it waits")
+        rig.clock.advance(2 * S)
+        # Anything that wakes it is enough.
+        rig.until(lambda: state(handle) == "COMPLETED", "its end", tick_ns=10 * MS)
