@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from holdfast.app.shipped import llm as llm
     from holdfast.app.shipped.fabric import sent as sent
     from holdfast.app.simulate import simulate as simulate
+    from holdfast.app.task_handle import TaskFailedError as TaskFailedError
+    from holdfast.app.task_handle import TaskHandle as TaskHandle
     from holdfast.app.tasks import Queue as Queue
     from holdfast.app.tasks import Task as Task
-    from holdfast.app.tasks import TaskFailedError as TaskFailedError
-    from holdfast.app.tasks import TaskHandle as TaskHandle
     from holdfast.app.tasks import task as task
     from holdfast.roles.task_run import TaskRun as TaskRun
     from holdfast.roles.task_run import current_task as current_task
@@ -59,8 +59,8 @@ _HOMES = {
     "Refused": "holdfast.runner.faults",
     "Runtime": "holdfast.app.runtime",
     "Task": "holdfast.app.tasks",
-    "TaskFailedError": "holdfast.app.tasks",
-    "TaskHandle": "holdfast.app.tasks",
+    "TaskFailedError": "holdfast.app.task_handle",
+    "TaskHandle": "holdfast.app.task_handle",
     "TaskRun": "holdfast.roles.task_run",
     "Upcast": "holdfast.app.declare",
     "World": "holdfast.app.declare",

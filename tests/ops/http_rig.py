@@ -91,9 +91,7 @@ class Client:
         return found
 
     def complete(self, lease: str, result: Any = None) -> str:
-        answer = self.post(
-            "/v1/tasks/complete", {"worker": "w", "lease": lease, "result": result}
-        )
+        answer = self.post("/v1/tasks/complete", {"worker": "w", "lease": lease, "result": result})
         assert answer.status == 200, answer.document
         return str(answer.document["answer"])
 
@@ -220,5 +218,3 @@ def server(rig: Rig) -> HttpServer:
 @pytest.fixture
 def client(rig: Rig, server: HttpServer) -> Client:
     return rig.client(server)
-
-

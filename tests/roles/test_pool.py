@@ -23,6 +23,7 @@ from holdfast.durable import queue
 from holdfast.durable.item import keys_of
 from holdfast.messages import Kind, Receipt, Status
 from holdfast.roles.adapter import AdapterPool
+from holdfast.roles.world_worker import WorldWorker
 from holdfast.runner.alone import SUSPECT
 from holdfast.store import tuples
 from holdfast.store.api import Store
@@ -182,8 +183,9 @@ def until(condition: Callable[[], object]) -> None:
 
 
 class House:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, *, riding: bool = False) -> None:
         self.store = store
+        self.riding = riding
         self.pools: list[AdapterPool] = []
         self.runtime = app.open(store, roles=("orchestrator", "world"))
         self.ada = self.runtime.world(Wanter, "ada")
@@ -193,6 +195,9 @@ class House:
         options = {"universe": U, "adapters": app.effects, "claim_s": FOR_EVER_S, **options}
         made = AdapterPool(self.store, worker=name, **options)
         self.pools.append(made)
+        if self.riding:
+            [worker] = [one for one in self.runtime.roles if isinstance(one, WorldWorker)]
+            made.ride(worker.carriage)
         made.start()
         return made
 
@@ -219,20 +224,20 @@ class House:
 
 
 @contextmanager
-def housed(url: str) -> Iterator[House]:
+def housed(url: str, *, riding: bool = False) -> Iterator[House]:
     outside.__init__()  # type: ignore[misc]
     with stores.open(url) as store:
-        house = House(store)
+        house = House(store, riding=riding)
         try:
             yield house
         finally:
             house.close()
 
 
-@pytest.fixture(params=["memory", "lmdb"])
+@pytest.fixture(params=["memory", "lmdb", "riding"])
 def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
     url = "memory:" if request.param == "memory" else f"lmdb:{tmp_path}/store"
-    with housed(url) as made:
+    with housed(url, riding=request.param == "riding") as made:
         yield made
 
 

@@ -449,16 +449,17 @@ def test_what_no_hand_has_begun_goes_back_when_the_hands_are_stuck() -> None:
     def work(n: int) -> int:
         if n < 0:
             gates.pass_through(n)
+        rig.clock.advance(10_000)
         return n
 
     with shift(work) as rig:
         worker = rig.worker(concurrency=2)
         # A crew that was quick so far leases ahead.
         quick = rig.rt.submit_many(work, [(n,) for n in range(50)])
-        rig.until(lambda: all_in(quick, "COMPLETED"), "the quick ones", worker, tick_ns=1_000)
+        rig.until(lambda: all_in(quick, "COMPLETED"), "the quick ones", worker)
         stuck = rig.rt.submit_many(work, [(-1,), (-2,)])
         rest = rig.rt.submit_many(work, [(n,) for n in range(10)])
-        rig.until(lambda: len(gates.inside) == 2, "that both hands are stuck", worker)
+        rig.until(lambda: len(gates.inside) == 2, "that both hands are stuck", worker, tick_ns=MS)
         assert any(handle.status().where == "leased" for handle in rest), "some were leased ahead"
         rig.until(lambda: rig.counts().leased == 2, "that they go back", worker, tick_ns=50 * MS)
         other = rig.worker("other")

@@ -10,7 +10,7 @@ from holdfast.tasks.coordinator import End, Grant, Hold, New, Report
 from tests.tasks.rig import LEASE_NS, Desk
 
 QUEUES = ("default", "mail")
-PAUSES_NS = (0, S // 10, S, LEASE_NS // 2, LEASE_NS, 3 * LEASE_NS)
+PAUSES_NS = (0, S // 10, S, 2 * S, LEASE_NS // 3, LEASE_NS // 2, LEASE_NS, 3 * LEASE_NS)
 
 
 class History:
@@ -74,7 +74,8 @@ class History:
         """Some of what is held, and of what was held long ago; a wrong lease at times."""
         random = self.random
         reports = []
-        for grant in random.sample(self.grants, min(len(self.grants), random.randint(1, 4))):
+        some = self.grants[-6:] if random.random() < 0.8 else self.grants
+        for grant in random.sample(some, min(len(some), random.randint(1, 4))):
             lease = grant.lease + random.choice((0, 0, 0, 0, 1, -1))
             reports.append(Report(grant.seq, lease, random.choice((0, 0, 0, *End)), b"result"))
             if random.random() < 0.1:
@@ -83,7 +84,7 @@ class History:
 
     def extend(self) -> None:
         random = self.random
-        some = random.sample(self.grants, min(len(self.grants), 3))
+        some = random.sample(self.grants[-12:], min(len(self.grants), 3))
         holds = [Hold(grant.seq, grant.lease, random.random() < 0.5) for grant in some]
         self.desk.extend(*holds)
 

@@ -55,6 +55,8 @@ class Desk:
         wanted = [one if isinstance(one, New) else New(one) for one in new]
         spec.setdefault("name", "work")
         spec.setdefault("lease_ns", LEASE_NS)
+        # Whoever outlives one lease is a suspect.
+        spec.setdefault("expiries_max", 2)
         found: list[int] = self.do(tasks.submit, Spec(**spec), wanted)
         return found
 

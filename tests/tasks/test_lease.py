@@ -128,6 +128,20 @@ def test_a_suspect_is_granted_only_to_who_asks_for_one_alone(desk: Desk) -> None
     assert (grant.attempt, grant.suspect) == (2, True)
 
 
+@pytest.mark.parametrize(("expiries_max", "suspect"), [(1, [0]), (2, [1]), (3, [2])])
+def test_only_the_last_lease_of_a_task_is_granted_alone(
+    desk: Desk, expiries_max: int, suspect: list[int]
+) -> None:
+    seq = desk.one(expiries_max=expiries_max)
+    alone = []
+    for expiries in range(expiries_max):
+        if desk.leased(seq, alone=True).suspect:
+            alone.append(expiries)
+        desk.later(LEASE_NS)
+        desk.maintain()
+    assert (alone, desk.states(seq)) == (suspect, ["DEAD"])
+
+
 def test_a_suspect_is_granted_with_nothing_beside_it(desk: Desk) -> None:
     bad = desk.one()
     desk.leased(bad)

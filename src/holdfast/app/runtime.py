@@ -6,11 +6,13 @@ import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from holdfast.app import tasks as submitting
+from holdfast.app import submitting
 from holdfast.app.app import App
 from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
-from holdfast.app.tasks import Submission, TaskHandle
+from holdfast.app.task_handle import TaskHandle
+from holdfast.app.tasks import Submission
+from holdfast.app.tasks import limits_of as declared_limits
 from holdfast.clock import SYSTEM, Clock
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Ingress, event_ingress
@@ -79,6 +81,7 @@ class Runtime:
         self._peers = stores
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
         self.submitter = submitting.Submitter(self.store, self.universe)
+        self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
         self._queues = queues
         self._concurrency = concurrency
         self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]
@@ -103,6 +106,11 @@ class Runtime:
     def submit(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
         """Submit a task, or `task.options(…)`; durable when it returns. `key=` makes it idempotent."""
         return submitting.submit(self, task, args, kwargs)
+
+    async def submit_async(self, task: Any, /, *args: Any, **kwargs: Any) -> TaskHandle[Any]:
+        """`submit`, for coroutines; those of one event loop share commits. Await the handle for the
+        result."""
+        return await submitting.submit_async(self, task, args, kwargs)
 
     def submit_many(self, task: Any, many: Iterable[Any], /) -> list[TaskHandle[Any]]:
         """Submit a task for each tuple of arguments."""
@@ -136,7 +144,7 @@ class Runtime:
     def _tune(self) -> None:
         """Write down the limits that the app declares, where they are not known yet."""
         for queue in self.app.queues.values():
-            limits = submitting.limits_of(queue)
+            limits = declared_limits(queue)
             known = self.store.read(limits_of, keys_of(self.universe), queue.name)
             if known != limits:
                 self.store.transact(coordinator.limit, self.universe, queue.name, limits)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.app.runtime import Runtime
-from holdfast.app.tasks import TaskFailedError
+from holdfast.app.task_handle import TaskFailedError
 from holdfast.cli.demo_press import BOOK, app, bind, jam, print_page
 from holdfast.cli.demo_worlds import Up
 from holdfast.clock import SYSTEM, S

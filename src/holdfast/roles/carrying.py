@@ -16,6 +16,7 @@ step of a chain instead of three.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -28,7 +29,6 @@ from holdfast.errors import CommitUnknown, Conflict, HoldfastError, from_wire
 from holdfast.messages import Intent, receipt_ingress
 from holdfast.roles.receipts import receive
 from holdfast.runner import claims
-from holdfast.runner.bell import Bell
 from holdfast.runner.parcel import Parcel
 from holdfast.runner.work import Outcome
 from holdfast.store.api import Future, Pending, Store, Txn
@@ -67,6 +67,14 @@ class Worker(Protocol):
     ) -> HoldfastError | None: ...
 
 
+class Ringing(Protocol):
+    """What wakes the worker."""
+
+    @property
+    def rung(self) -> threading.Event: ...
+    def ring(self) -> None: ...
+
+
 class Brought(NamedTuple):
     """What was sent: parcels, the cycles that follow, and the answer to all of it."""
 
@@ -81,12 +89,12 @@ class Carriage:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._parcels: deque[Parcel] = deque()
-        self._bell: Bell | None = None
+        self._bell: Ringing | None = None
         self._sent: deque[Brought] = deque()
         self._under_way: set[str] = set()
         self._mistaken: dict[str, int] = {}
 
-    def open(self, bell: Bell) -> None:
+    def open(self, bell: Ringing) -> None:
         """From now on parcels are taken; each, and each answer, rings."""
         self._bell = bell
 
@@ -155,9 +163,7 @@ class Carriage:
         """Wait for what is under way, and take no more."""
         self.close()
         while self._sent:
-            brought = self._sent.popleft()
-            brought.future.exception()
-            self._brought(brought)
+            self._brought(self._sent.popleft())
 
     def _some(self) -> list[Parcel]:
         """The next parcels. All that wait would soon be all there are, under way at the same time."""

@@ -48,7 +48,7 @@ RECONCILE_S = 5.0
 # How long a leader that could not be told is left alone: twice as long each time, up to a bound.
 RETRY_S = 1.0
 RETRY_S_MAX = 60.0
-LEASE_S = 60.0
+LEASE_S = 10.0
 REASON_CHARS_MAX = 120
 ABANDONED = "abandoned"
 
@@ -63,12 +63,14 @@ class Dispatcher(Role):
         universe: str,
         worker: str,
         incarnation: str,
+        lease_ttl_s: float = LEASE_S,
         clock: Clock = SYSTEM,
     ) -> None:
         super().__init__(store, clock)
         self.universe = universe
         self.worker = worker
         self.incarnation = incarnation
+        self._ttl_ns = int(lease_ttl_s * S)
         self._lease: Lease | None = None
         self._reconcile_at_ns = 0
         self._reconciled: DispatchRecord | None = None
@@ -200,7 +202,7 @@ class Dispatcher(Role):
                 f"{self.universe}/notices",
                 self.worker,
                 self.incarnation,
-                int(LEASE_S * S),
+                self._ttl_ns,
             )
         except Held as held:
             self._lease = None
@@ -210,9 +212,9 @@ class Dispatcher(Role):
 
     def _renew(self) -> None:
         assert self._lease is not None
-        if self.store.now_ns() < self._lease.expires_ns - int(LEASE_S * S) // 2:
+        if self.store.now_ns() < self._lease.expires_ns - self._ttl_ns // 2:
             return
-        [renewed] = self.store.transact(leases.renew, [self._lease], int(LEASE_S * S))
+        [renewed] = self.store.transact(leases.renew, [self._lease], self._ttl_ns)
         if renewed is None:
             raise Fenced(resource=self._lease.resource, held=self._lease.lease_id)
         self._lease = renewed

@@ -50,7 +50,6 @@ from holdfast.tasks.look import overdue_retention
 from holdfast.tasks.rows import keys_of
 
 CONCURRENCY = 16
-CONCURRENCY_MAX = 1_000
 COROUTINES = 200
 REPORTS_MAX = 2_000
 HAND_BACK_NS = 1_000 * MS
@@ -65,6 +64,8 @@ PATIENCE_NS = 2 * S
 PAUSE_S = 0.05
 # How long reports wait for others while the hands are busy anyway.
 LINGER_S = 0.002
+# How long coroutines that are cancelled have to clean up when their worker leaves.
+WIND_UP_S = 1.0
 
 
 class TaskWorker:
@@ -95,8 +96,6 @@ class TaskWorker:
         self.queues = list(queues)
         if not self.queues:
             raise Invalid(what="queues", why="a task worker serves one at least")
-        if type(concurrency) is not int or not 1 <= concurrency <= CONCURRENCY_MAX:
-            raise Invalid(what="concurrency", found=concurrency, min=1, max=CONCURRENCY_MAX)
         for queue in self.queues:
             check_name("queue", queue)
         for what, found in (("concurrency", concurrency), ("processes", processes or 1)):
@@ -490,9 +489,10 @@ class _Hands:
             )
         if "loop" in kinds:
             self._loop = asyncio.new_event_loop()
-            threading.Thread(
+            self._looping = threading.Thread(
                 target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
-            ).start()
+            )
+            self._looping.start()
             self._crews["loop"] = Tasks(
                 COROUTINES,
                 lambda run: attempt_async(run, clock),
@@ -571,7 +571,26 @@ class _Hands:
             crew.close()
         self._children.close()
         if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._loop.call_soon_threadsafe(_wind_up, self._loop)
+            self._looping.join(WIND_UP_S)
+            if not self._looping.is_alive():
+                self._loop.close()
+
+
+def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """End a loop once its coroutines had the chance to clean up."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        if not task.cancelling():
+            task.cancel()
+
+    async def end() -> None:
+        if left:
+            await asyncio.wait(left, timeout=WIND_UP_S)
+        loop.stop()
+
+    task = loop.create_task(end())
+    task.add_done_callback(left.discard)  # which also keeps it from being collected
 
 
 def _kind(code: TaskCode) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from holdfast.sim.history import Event, History
+from holdfast.sim.lease_events import expanded
 from holdfast.sim.model_worlds import FAILURES
 from holdfast.sim.violation import Violation
 
@@ -172,6 +173,11 @@ class _Replay:
         for failure, end in zip(fails, event.value[len(acks) :], strict=True):
             if end != "lost":
                 self._failed(event, failure["claim"], end, failure)
+
+    def _carried(self, event: Event) -> None:
+        """A cycle that is committed has settled what it carried."""
+        for one in event.args["cycle"].get("carried", ()):
+            self._finish(event, one["token"])
 
     def _fail(self, event: Event) -> None:
         self._failed(event, event.args["claim"], event.value, event.args)
@@ -384,6 +390,7 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "queue.purge_dead": _Replay._purge_dead,
     "claims.take": _Replay._take,
     "claims.hand_back": _Replay._give_back,
+    "commit": _Replay._carried,
 }
 
 
@@ -391,7 +398,7 @@ def findings(history: History) -> list[Violation]:
     found: list[Violation] = []
     for life in history.lives():
         replay = _Replay(history.config("budgets", {}))
-        for event in life:
+        for event in expanded(life):
             replay.step(event)
         found += replay.found
     return found

@@ -2,8 +2,8 @@
 
 `tenure.acquire` grants many leases at once, `catalog.change` takes one away, `authority.renew` renews
 one: to the checkers of leases these are grants, evictions and renewals like any other. And
-`cycle.commit` commits cycles of many worlds, each by itself: a `commit` for each of them. Each such
-event is followed by what it did, in the same place of the history.
+`cycle.commit` commits cycles of many worlds, each by itself: a `commit` for each of them; `claims.turn`
+settles and claims. Each such event is followed by what it did, in the same place of the history.
 
 Besides the operations of `durable.lease` there are three that only happen inside others:
 
@@ -80,6 +80,12 @@ def _cycled_alone(event: Event) -> Iterator[Event]:
     yield _as(event, "commit", {"cycle": cycle, "lease": cycle["lease"]}, value=event.value)
 
 
+def _turned(event: Event) -> Iterator[Event]:
+    if event.applied:
+        yield _as(event, "queue.settle", event.args, value=event.value["ends"])
+        yield _as(event, "claims.take", event.args, value=event.value["taken"])
+
+
 def _left(event: Event) -> Iterator[Event]:
     """The last snapshots, and the leases given back: each if it can be."""
     if event.applied:
@@ -146,6 +152,7 @@ _TOLD: dict[str, Callable[[Event], Iterator[Event]]] = {
     "cycle.commit": _cycled,
     "cycle.apply": _cycled_alone,
     "cycle.leave": _left,
+    "claims.turn": _turned,
     "tenure.acquire": _acquired,
     "tenure.park": _changed,
     "catalog.change": _changed,

@@ -52,18 +52,18 @@ class RoleProcess(Actor):
         role = self.role(life)
         since = 0
         while True:
-            since = _survived(life, life.store.wait, role.topics, since, 0.0)
-            more = _survived(life, role.tick)
+            since = survived(life, life.store.wait, role.topics, since, 0.0)
+            more = survived(life, role.tick)
             if not life.calm and life.tape.chance(STOPPED_MILLE):
                 life.seen(f"{role.name} stopped in good order")
-                _survived(life, role.finish)
+                survived(life, role.finish)
                 return
             if not more:
-                idle_s = max(_survived(life, role.next_s) or 0.0, 0.0)
-                since = _survived(life, life.store.wait, role.topics, since, idle_s)
+                idle_s = max(survived(life, role.next_s) or 0.0, 0.0)
+                since = survived(life, life.store.wait, role.topics, since, idle_s)
 
 
-def _survived(life: Life, act: Callable[..., Any], *args: Any) -> Any:
+def survived(life: Life, act: Callable[..., Any], *args: Any) -> Any:
     """What a role in production gets over, it gets over here; None if there was something."""
     try:
         return act(*args)
@@ -162,21 +162,21 @@ class Performing(Actor):
         for runner in pool.runners:
             if runner.policy.expiries_max < CERTAIN_MIN:
                 runner.set_policy(dataclasses.replace(runner.policy, **self.changes))
-            while not _survived(life, _booted, runner):
+            while not survived(life, booted, runner):
                 pass
         topics = [topic(runner._queue) for runner in pool.runners]
         since = 0
         while True:
-            since = _survived(life, life.store.wait, topics, since, 0.0)
-            ticks = [_survived(life, runner.tick) for runner in pool.runners]
+            since = survived(life, life.store.wait, topics, since, 0.0)
+            ticks = [survived(life, runner.tick) for runner in pool.runners]
             if not life.calm and life.tape.chance(STOPPED_MILLE):
                 life.seen(f"{pool.name} stopped in good order")
-                _stop(life, pool)
+                stop(life, pool)
                 return
             if not any(tick is not None and tick.moved for tick in ticks):
-                idle_ms = min(_survived(life, one.idle_sleep_ms) or 0 for one in pool.runners)
+                idle_ms = min(survived(life, one.idle_sleep_ms) or 0 for one in pool.runners)
                 idle_s = max(idle_ms, IDLE_MS_MIN) / 1000
-                since = _survived(life, life.store.wait, topics, since, idle_s)
+                since = survived(life, life.store.wait, topics, since, idle_s)
 
 
 class _Distant:
@@ -192,17 +192,17 @@ class _Distant:
         return answer
 
 
-def _stop(life: Life, role: RunnerRole) -> None:
+def stop(life: Life, role: RunnerRole) -> None:
     """What is in hand is settled, within a bound; what is not runs out."""
     role.request_stop()
     for runner in role.runners:
         for _ in range(STOP_TICKS_MAX):
             if not runner.in_hand:
                 break
-            _survived(life, runner.tick)
+            survived(life, runner.tick)
 
 
-def _booted(runner: Runner) -> bool:
+def booted(runner: Runner) -> bool:
     runner.boot()
     return True
 

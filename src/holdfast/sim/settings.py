@@ -84,6 +84,8 @@ class Settings:
     accounts: int = 2
     pools: int = 1
     timer_workers: int = 1
+    # One process hosts worlds and does their effects, too.
+    household: bool = False
     # Inboxes are so short that they are full at times.
     crowded: bool = False
     # Mail to another universe goes by a lane of its own, as to another store.
@@ -167,6 +169,7 @@ def swarm(tape: Tape) -> Settings:
         settings.pools = settings.timer_workers = 2
         settings.crowded = tape.chance(200)
         settings.lanes = tape.chance(500)
+        settings.household = tape.chance(400)
     if settings.workload == Workload.LEDGER:
         settings.ledger = ledger_shape.drawn(tape)
         # What a restored backup means to a sink that went on is for a person to say.

@@ -63,9 +63,9 @@ _SIGHTS: dict[str, Sight] = {
     "boot: bootstrap": _fate(
         "boot", lambda event: event.args["marker"] is None and event.value["outcome"] == "opened"
     ),
-    "store: genuine conflict": lambda event: event.code == "conflict" and event.value["why"] != "injected",
+    "store: genuine conflict": lambda event: event.code == "conflict" and event.value.get("why", "injected") != "injected",
     "store: several in one commit": lambda event: event.op == "group" and event.args["size"] > 1,
-    "store: snapshot too old": lambda event: event.code == "conflict" and "too old" in event.value["why"],
+    "store: snapshot too old": lambda event: event.code == "conflict" and "too old" in event.value.get("why", ""),
     "store: replaced under a client": lambda event: event.code == "store_replaced",
     "lease: held by another": _refused("lease.acquire", "held"),
     "lease: the same again": _did("lease.acquire", lambda event: event.value["expires_ns"] != event.at_ns + event.args["ttl_ns"]),
@@ -193,6 +193,14 @@ _EFFECTS: dict[str, Sight] = {
         for code in ("not_now", "never", "bad_result", "timeout", "expiries_exhausted", "exited",
                      "cancelled", "dropped_by_fork", "by_hand")
     },
+    "effect: settled in its world's commit": _did(
+        "commit", lambda event: bool(event.args["cycle"].get("carried"))
+    ),
+    "effect: settled otherwise, others came first": lambda event: (
+        event.op == "commit"
+        and event.code == "conflict"
+        and bool(event.args["cycle"].get("carried"))
+    ),
     "effect: redriven": _did("receipts.redrive_effects"),
     "effect: of a redrive": _got(lambda receipt: receipt["redrive_of"] is not None, "fx."),
     "effect: paid by rate": _did("rate.grant"),
@@ -315,6 +323,8 @@ _TOLD = {
     "keeper refused",
     "adapter stopped in good order",
     "timer stopped in good order",
+    "household stopped in good order",
+    "household: a step under way",
     "effect: died before the call",
     "effect: died after the call",
     "effect: answered in the wrong shape",

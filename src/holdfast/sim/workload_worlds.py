@@ -20,6 +20,7 @@ from holdfast.roles.role import Role
 from holdfast.roles.world_worker import WorkerPolicy
 from holdfast.sim import world_app
 from holdfast.sim.actor import Actor, Life
+from holdfast.sim.household import Household
 from holdfast.sim.outside import Outside
 from holdfast.sim.processes import Firing, Hosting, Leading, Performing
 from holdfast.sim.settings import HORIZON_NS, LEASE_NS, STUCK_MAX, Settings, Workload
@@ -74,8 +75,14 @@ def worlds(settings: Settings) -> list[Actor]:
         "expiries_max": settings.expiries_max,
         "idle_sleep_max_ms": IDLE_MS,
     }
+    hosts: list[Actor] = [
+        AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)
+    ]
+    if settings.household:
+        hosting = AccountHosting("world0", app, POLICY)
+        hosts[0] = Household(hosting, app, outside.adapters, changes)
     return [
-        *(AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)),
+        *hosts,
         *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(settings.orchestrators)),
         *(
             Performing(f"pool{n}", app, outside.adapters, changes, abroad=abroad if n == 0 else ())

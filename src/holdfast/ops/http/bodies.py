@@ -49,7 +49,7 @@ class LeaseRequest(Document):
     queues: list[str] = field(default_factory=lambda: ["default"])
     limit: int = 1
     wait_s: float = 0.0
-    # Whether one that may have killed its worker may be among them; then it is the only one.
+    # Whether it may be one that is granted by itself only, because it may have killed its workers.
     alone: bool = True
 
 

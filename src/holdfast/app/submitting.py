@@ -1,0 +1,379 @@
+"""Submitting tasks: one, many, different ones at once; by threads and by coroutines.
+
+One submission is one commit, and many callers would be many. So those who come while a commit is under
+way wait for it, and all go into the next one: threads by appointing one of them to submit for all
+(`Submitter`), coroutines by the loop they share (`AsyncSubmitter`). What may be refused because of what
+others did, a key or a dependency, goes by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from holdfast.app.task_handle import TaskHandle
+from holdfast.app.tasks import Submission, Task, TaskCall
+from holdfast.config import BATCH_MAX
+from holdfast.errors import CommitUnknown, Invalid
+from holdfast.store.api import Store
+from holdfast.tasks import coordinator, look
+from holdfast.tasks.coordinator import CyclicDependency, New
+from holdfast.tasks.ids import TaskId, parse_task
+from holdfast.tasks.rows import Spec, body_of, keys_of, pack_int
+
+if TYPE_CHECKING:
+    from holdfast.app.runtime import Runtime
+
+# Submitted in one commit, at most; `submit_many` takes any number.
+SUBMIT_BATCH = 1_000
+SUBMIT_BYTES = 4 * 1024 * 1024
+# Commits of one event loop that are under way at a time.
+UNDER_WAY_MAX = 2
+
+
+def submit(
+    runtime: Runtime, wanted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TaskHandle[Any]:
+    call, new = _prepare(runtime, wanted, args, kwargs)
+    if new.key or new.after:
+        [seq] = runtime.store.transact(coordinator.submit, runtime.universe, call.spec, [new])
+    else:
+        seq = runtime.submitter.submit(call.spec, new)
+    return handle_of(runtime, call.task, seq, keyed=bool(new.key))
+
+
+async def submit_async(
+    runtime: Runtime, wanted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> TaskHandle[Any]:
+    call, new = _prepare(runtime, wanted, args, kwargs)
+    if new.key or new.after:
+        [seq] = await runtime.store.submit(coordinator.submit, runtime.universe, call.spec, [new])
+    else:
+        seq = await runtime.async_submitter.submit(call.spec, new)
+    return handle_of(runtime, call.task, seq, keyed=bool(new.key))
+
+
+def _prepare(
+    runtime: Runtime, wanted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[TaskCall[Any, Any], New]:
+    call = call_of(runtime, wanted)
+    if "key" in kwargs and "key" not in call.task.parameters:
+        options = dict(call.given, key=kwargs["key"])
+        kwargs = {name: value for name, value in kwargs.items() if name != "key"}
+        call = TaskCall(call.task, options)
+    after = tuple(_dependency(runtime, one) for one in call.after)
+    return call, call.new(call.task.pack(args, kwargs), after)
+
+
+class Submitter:
+    """Submissions of many threads, in one commit as many as have come while the last was made.
+
+    Whoever finds nobody submitting does so for all who wait, and then appoints the next.
+    """
+
+    def __init__(self, store: Store, universe: str) -> None:
+        self._store = store
+        self._universe = universe
+        self._lock = threading.Lock()
+        self._waiting: list[_Single] = []
+        self._led = False
+
+    def submit(self, spec: Spec, new: New) -> int:
+        single = _Single(spec, new)
+        with self._lock:
+            self._waiting.append(single)
+            lead = not self._led
+            self._led = True
+        if not lead:
+            single.gate.acquire()
+        if single.seq is None and single.error is None:
+            self._lead()
+        if single.error is not None:
+            raise single.error
+        assert single.seq is not None
+        return single.seq
+
+    def _lead(self) -> None:
+        with self._lock:
+            batch = _cut(self._waiting)
+        try:
+            self._commit(batch)
+        except Exception as error:
+            for one in batch:
+                one.error = error
+        except BaseException:
+            # Whoever interrupted this thread did not mean the others.
+            for one in batch:
+                one.error = CommitUnknown(
+                    why="the thread that submitted for several was interrupted"
+                )
+            raise
+        finally:
+            with self._lock:
+                following = self._waiting[0] if self._waiting else None
+                self._led = following is not None
+            if following is not None:
+                following.gate.release()
+            for one in batch:
+                one.gate.release()
+
+    def _commit(self, batch: list[_Single]) -> None:
+        seqs = self._store.transact(coordinator.submit_all, self._universe, *_columns(batch))
+        for one, seq in zip(batch, seqs, strict=True):
+            one.seq = seq
+
+
+class AsyncSubmitter:
+    """Submissions of the coroutines of an event loop, in one commit as many as have come together."""
+
+    def __init__(self, store: Store, universe: str) -> None:
+        self._store = store
+        self._universe = universe
+        self._loops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Loop] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    async def submit(self, spec: Spec, new: New) -> int:
+        loop = asyncio.get_running_loop()
+        mine = self._loops.get(loop)
+        if mine is None:
+            mine = self._loops[loop] = _Loop()
+        one = _Awaited(spec, new, loop.create_future())
+        mine.waiting.append(one)
+        if mine.under_way < UNDER_WAY_MAX and not mine.called:
+            mine.called = True
+            loop.call_soon(self._start, mine)
+        return await one.future
+
+    def _start(self, mine: _Loop) -> None:
+        mine.called = False
+        if mine.waiting and mine.under_way < UNDER_WAY_MAX:
+            mine.under_way += 1
+            task = asyncio.ensure_future(self._commit(mine, _cut(mine.waiting)))
+            mine.tasks.add(task)
+            task.add_done_callback(mine.tasks.discard)
+
+    async def _commit(self, mine: _Loop, batch: list[_Awaited]) -> None:
+        try:
+            seqs = await self._store.submit(
+                coordinator.submit_all, self._universe, *_columns(batch)
+            )
+        except BaseException as error:
+            told = error if isinstance(error, Exception) else CommitUnknown(why="cancelled")
+            for one in batch:
+                if not one.future.done():
+                    one.future.set_exception(told)
+        else:
+            for one, seq in zip(batch, seqs, strict=True):
+                if not one.future.done():
+                    one.future.set_result(seq)
+        finally:
+            mine.under_way -= 1
+            self._start(mine)
+
+
+class _Loop:
+    def __init__(self) -> None:
+        self.waiting: list[_Awaited] = []
+        self.tasks: set[asyncio.Future[None]] = set()
+        self.under_way = 0
+        self.called = False
+
+
+class _Awaited:
+    __slots__ = ("future", "new", "spec")
+
+    def __init__(self, spec: Spec, new: New, future: asyncio.Future[int]) -> None:
+        self.spec = spec
+        self.new = new
+        self.future = future
+
+
+class _Single:
+    __slots__ = ("error", "gate", "new", "seq", "spec")
+
+    def __init__(self, spec: Spec, new: New) -> None:
+        self.spec = spec
+        self.new = new
+        self.seq: int | None = None
+        self.error: BaseException | None = None
+        self.gate = threading.Lock()
+        self.gate.acquire()
+
+
+def _cut(waiting: list[Any]) -> list[Any]:
+    """Take as many from the list as belong into one commit."""
+    size = 0
+    count = 0
+    for count, one in enumerate(waiting[:SUBMIT_BATCH], start=1):
+        size += len(one.new.args)
+        if size > SUBMIT_BYTES and count > 1:
+            count -= 1
+            break
+    batch = waiting[:count]
+    del waiting[:count]
+    return batch
+
+
+def _columns(batch: Sequence[Any]) -> tuple[list[Spec], list[int], list[New]]:
+    specs: list[Spec] = []
+    which: list[int] = []
+    for one in batch:
+        # Almost always they are all alike.
+        if not specs or (one.spec is not specs[-1] and one.spec != specs[-1]):
+            specs.append(one.spec)
+        which.append(len(specs) - 1)
+    return specs, which, [one.new for one in batch]
+
+
+def submit_many(runtime: Runtime, wanted: Any, many: Iterable[Any]) -> list[Any]:
+    """In commits of up to SUBMIT_BATCH, each all or none, several under way at a time."""
+    call = call_of(runtime, wanted)
+    if call.key:
+        raise Invalid(what="key", why="one key names one task; submit_many has many")
+    after = tuple(_dependency(runtime, one) for one in call.after)
+    # All arguments are checked before anything is submitted.
+    packed = [call.task.pack(*_arguments(one)) for one in many]
+    handles: list[Any] = []
+    under_way: list[Any] = []
+    for batch in _batches(packed):
+        new = [call.new(one, after) for one in batch]
+        under_way.append(runtime.store.submit(coordinator.submit, runtime.universe, call.spec, new))
+        if len(under_way) > 2:
+            handles += [handle_of(runtime, call.task, seq) for seq in under_way.pop(0).result()]
+    for future in under_way:
+        handles += [handle_of(runtime, call.task, seq) for seq in future.result()]
+    return handles
+
+
+def submit_all(runtime: Runtime, submissions: Iterable[Submission]) -> list[Any]:
+    """Different tasks in one commit, all or none. `after` may name others of these by their key, in
+    any order; a circle of them is CyclicDependency."""
+    given = list(submissions)
+    if len(given) > BATCH_MAX:
+        raise Invalid(what="tasks", why="too many for one commit", found=len(given), max=BATCH_MAX)
+    for one in given:
+        if not isinstance(one, Submission):
+            raise Invalid(what="task", found=repr(one)[:64], expected="fn.options(…).call(…)")
+        call_of(runtime, one.call)
+    keyed = {one.call.key: index for index, one in enumerate(given) if one.call.key}
+    order = _in_order(given, keyed)
+    place = {index: at for at, index in enumerate(order)}
+    specs: list[Spec] = []
+    which: list[int] = []
+    new: list[New] = []
+    for index in order:
+        call, packed = given[index]
+        if call.spec not in specs:
+            specs.append(call.spec)
+        which.append(specs.index(call.spec))
+        after = tuple(
+            -(place[keyed[one]] + 1) if one in keyed else _dependency(runtime, one)
+            for one in call.after
+        )
+        new.append(call.new(packed, after))
+    seqs = runtime.store.transact(coordinator.submit_all, runtime.universe, specs, which, new)
+    found = dict(zip(order, seqs, strict=True))
+    return [
+        handle_of(runtime, one.call.task, found[index], keyed=bool(one.call.key))
+        for index, one in enumerate(given)
+    ]
+
+
+def run_map(runtime: Runtime, wanted: Any, values: Iterable[Any], timeout: float | None) -> Any:
+    handles = submit_many(runtime, wanted, ((value,) for value in values))
+
+    def results() -> Iterator[Any]:
+        for handle in handles:
+            yield handle.result(timeout)
+
+    return results()
+
+
+def call_of(runtime: Runtime, wanted: Any) -> TaskCall[Any, Any]:
+    call = wanted.plain if isinstance(wanted, Task) else wanted
+    if not isinstance(call, TaskCall):
+        raise Invalid(what="task", found=repr(wanted)[:64], why="not made by @hf.task")
+    if runtime.app.tasks.get(call.task.name) is not call.task:
+        raise Invalid(
+            what="task", name=call.task.name, why="unknown to the app; name it in App(tasks=…)"
+        )
+    return call
+
+
+def handle_of(
+    runtime: Runtime, task: Task[Any, Any] | None, seq: int, *, keyed: bool = False
+) -> TaskHandle[Any]:
+    generation = runtime.store.generation
+    if keyed:
+        # The task of a key may be older than a restored backup.
+        body = runtime.store.read(
+            lambda txn: body_of(txn, keys_of(runtime.universe), pack_int(seq))
+        )
+        generation = generation if body is None else body.generation
+    return TaskHandle(runtime, TaskId(generation, seq), task)
+
+
+def _dependency(runtime: Runtime, one: Any) -> int:
+    if isinstance(one, TaskHandle):
+        one = one.id
+    if not isinstance(one, str):
+        raise Invalid(what="after", found=repr(one)[:64], expected="handles or ids of tasks")
+    return runtime.store.read(look.find, runtime.universe, parse_task(one)).seq
+
+
+def _in_order(given: list[Submission], keyed: dict[str, int]) -> list[int]:
+    """Each after those it waits for."""
+    order: list[int] = []
+    state: dict[int, int] = {}
+    for start in range(len(given)):
+        stack = [start]
+        while stack:
+            index = stack[-1]
+            if state.get(index) == 2:
+                stack.pop()
+                continue
+            state[index] = 1
+            waits = [
+                keyed[one]
+                for one in given[index].call.after
+                if isinstance(one, str) and one in keyed
+            ]
+            todo = [one for one in waits if state.get(one) != 2]
+            if any(state.get(one) == 1 for one in todo):
+                raise CyclicDependency(
+                    task=given[index].call.key, waits_for=given[todo[0]].call.key
+                )
+            if todo:
+                stack += todo
+            else:
+                state[index] = 2
+                order.append(index)
+                stack.pop()
+    return order
+
+
+def _arguments(one: Any) -> tuple[Sequence[Any], dict[str, Any]]:
+    if not isinstance(one, tuple | list):
+        raise Invalid(
+            what="task arguments",
+            found=repr(one)[:64],
+            expected="a tuple of arguments for each task",
+        )
+    return one, {}
+
+
+def _batches(packed: list[bytes]) -> Iterator[list[bytes]]:
+    batch: list[bytes] = []
+    size = 0
+    for one in packed:
+        if batch and (len(batch) >= SUBMIT_BATCH or size + len(one) > SUBMIT_BYTES):
+            yield batch
+            batch, size = [], 0
+        batch.append(one)
+        size += len(one)
+    if batch:
+        yield batch
