@@ -51,6 +51,16 @@ class Agent:
     def texts(self) -> list[str]:
         return [text for text in self.submitted if text]
 
+    def expect(self, *submitted: str) -> None:
+        """It was given these, by one press each, and nothing else."""
+        until(lambda: len(self.submitted) >= len(submitted), f"{len(submitted)} presses of Enter")
+        assert self.submitted == list(submitted)
+
+    def expect_texts(self, *texts: str) -> None:
+        """It was given these texts, whatever presses there were besides."""
+        until(lambda: len(self.texts) >= len(texts), f"{len(texts)} texts")
+        assert self.texts == list(texts)
+
     def shows(self, text: str) -> bool:
         return text in self.tmux.run("capture-pane", "-p", "-t", self.pane_id)
 

@@ -150,7 +150,7 @@ and `fdatasync` in a loop, around each turn: where it differs between systems, t
 the same for them.
 
 - `single`: enqueues by 64 callers at once, each waits until its task is durable; `batched`: by one
-  caller, 1,000 at a time. Nothing takes tasks meanwhile
+  caller, 1,000 at a time. Nothing takes tasks meanwhile. `single_threads`: ours by threads
 - `drain_10k`, `drain_200k`: a worker finds so many tasks; from the first that was done to the last,
   or to the last in the time given. `flat`: the second over the first
 - `end_to_end`: `single` while a worker takes them, from the first call until the last is done;

@@ -31,7 +31,8 @@ class HoldfastTasks:
         return {
             "version": f"holdfast {__version__}, py-lmdb {lmdb.__version__}, LMDB {engine}",
             "durability": "embedded store, fsync on (LMDB sync=True), group commit",
-            "single": f"{CALLERS} threads calling `rt.submit`",
+            "single": f"{CALLERS} coroutines that await `rt.submit_async`; `single_threads`: as many "
+            "threads that call `rt.submit`",
             "batched": f"`rt.submit_many` of {BATCH:,}",
             "worker": "`holdfast up --role task`, one process, a `def` task with every option as it "
             "is by default; results are kept",
@@ -40,7 +41,14 @@ class HoldfastTasks:
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[TaskTurn]:
         with running(Place(directory)) as tasks:
-            yield TaskTurn(tasks)
+            yield OurTurn(tasks)
+
+
+class OurTurn(TaskTurn):
+    def enqueue(self, amount: TaskAmount) -> dict[str, float]:
+        threads = self._ask("threads", callers=CALLERS, seconds=amount.seconds)
+        self._drained(threads["count"])
+        return {**super().enqueue(amount), "single_threads": threads["rate"]}
 
 
 class Running:

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import time
 from typing import Any
 
 from bench.peers.answers import serve
-from bench.peers.producing import by_threads, paced_calls, rate
+from bench.peers.producing import by_tasks, by_threads, paced_calls, rate
 from bench.peers.tally import NOTE
 from bench.peers.task_app import app, run
 from holdfast.tasks.rows import counts_of, keys_of
@@ -21,6 +22,14 @@ class Producer:
         self._runtime = app.open(path, roles=())
 
     def single(self, callers: int, seconds: float) -> dict[str, Any]:
+        """By coroutines, as the peers are called."""
+
+        async def one(sent_ns: int) -> None:
+            await self._runtime.submit_async(run, sent_ns, NOTE)
+
+        return asyncio.run(by_tasks(one, callers, seconds))
+
+    def threads(self, callers: int, seconds: float) -> dict[str, Any]:
         return by_threads(self._one, callers, seconds)
 
     def batched(self, count: int, size: int) -> dict[str, Any]:

@@ -32,6 +32,7 @@ MEASURES = {
     "p95": "ms",
 }
 EXTRA = {
+    "single_threads": "tasks/s",
     "p50": "ms",
     "flat": "×",
     "idle": "% of a core",

@@ -58,14 +58,14 @@ def test_each_program_gets_its_presses(
 def test_a_draft_that_still_stands_is_submitted_again(tmux: TmuxServer, typist: Typist) -> None:
     agent = tmux.agent("worker", "paste")
     assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.CONFIRMED
-    assert agent.submitted == [marked("hello", MARK)]
+    agent.expect(marked("hello", MARK))
 
 
 def test_lines_are_one_text_to_an_agent(tmux: TmuxServer, typist: Typist) -> None:
     agent = tmux.agent("worker", "framed")
     typist.send("worker", "first\nsecond\n\tthird", CLAUDE, MARK)
     until(lambda: agent.submitted, "the text")
-    assert agent.submitted == [marked("first\nsecond\n\tthird", MARK)]
+    agent.expect(marked("first\nsecond\n\tthird", MARK))
 
 
 # -- confirmation ------------------------------------------------------------------------------------
@@ -80,7 +80,7 @@ def test_a_text_is_confirmed_however_it_is_wrapped(
     text = "x" * length
     assert typist.send("worker", text, CLAUDE, MARK) == Sent(Why.CONFIRMED, "", True, agent.pane_id)
     until(lambda: agent.texts, "the text")
-    assert agent.texts == [marked(text, MARK)]
+    agent.expect_texts(marked(text, MARK))
 
 
 @pytest.mark.usefixtures("impatient")
@@ -105,11 +105,11 @@ def test_what_stands_in_the_pane_is_not_typed_again(
 ) -> None:
     agent = tmux.agent("worker", mode)
     typist.send("worker", "hello", CLAUDE, MARK)
-    sent = typist.send("worker", "hello", CLAUDE, MARK, again=True)
+    sent = typist.send("worker", "hello", CLAUDE, MARK)
     assert (sent.reason, sent.typed) == (Why.CONFIRMED, False)
     typist.send("worker", "last", CLAUDE, mark_of("last"))
     until(lambda: len(agent.texts) >= 2, "the last text")
-    assert agent.submitted == [marked("hello", MARK), marked("last", mark_of("last"))]
+    agent.expect(marked("hello", MARK), marked("last", mark_of("last")))
 
 
 @pytest.mark.parametrize("mode", ["line", "framed"])
@@ -119,20 +119,34 @@ def test_a_draft_that_somebody_left_is_submitted_and_not_typed_again(
     agent = tmux.agent("worker", mode)
     Tmux(tmux.socket).type(agent.pane_id, marked("hello", MARK))
     until(lambda: agent.shows(MARK), "the draft")
-    sent = typist.send("worker", "hello", CLAUDE, MARK, again=True)
+    sent = typist.send("worker", "hello", CLAUDE, MARK)
     assert (sent.reason, sent.typed) == (Why.CONFIRMED, False)
-    assert agent.submitted == [marked("hello", MARK)]
+    agent.expect(marked("hello", MARK))
 
 
 @pytest.mark.parametrize("mode", ["line", "framed"])
-def test_half_a_text_that_somebody_left_is_wiped_first(
+def test_a_draft_that_somebody_left_is_wiped_first(
     tmux: TmuxServer, typist: Typist, mode: str
 ) -> None:
     agent = tmux.agent("worker", mode)
-    Tmux(tmux.socket).type(agent.pane_id, "hel")
-    until(lambda: agent.shows("hel"), "the half")
-    typist.send("worker", "hello", CLAUDE, MARK, again=True)
-    assert agent.submitted == [marked("hello", MARK)]
+    Tmux(tmux.socket).type(agent.pane_id, "as I was say")
+    until(lambda: agent.shows("as I was say"), "the draft")
+    typist.send("worker", "hello", CLAUDE, MARK)
+    agent.expect(marked("hello", MARK))
+
+
+@pytest.mark.parametrize("mode", ["line", "framed"])
+def test_a_whole_text_of_another_request_is_submitted_by_itself_first(
+    tmux: TmuxServer, typist: Typist, mode: str
+) -> None:
+    agent = tmux.agent("worker", mode)
+    other = mark_of("another")
+    Tmux(tmux.socket).type(agent.pane_id, marked("theirs", other))
+    until(lambda: agent.shows(other), "the draft")
+    typist.send("worker", "ours", CLAUDE, MARK)
+    sent = typist.send("worker", "theirs", CLAUDE, other)
+    assert (sent.reason, sent.typed) == (Why.CONFIRMED, False)
+    agent.expect(marked("theirs", other), marked("ours", MARK))
 
 
 def test_begin_is_called_before_anything_is_typed_and_only_then(
@@ -170,6 +184,7 @@ def test_texts_for_one_pane_are_typed_one_after_another(tmux: TmuxServer) -> Non
     for sender in senders:
         sender.join(30)
     assert [one.sent[0].reason for one in senders] == [Why.CONFIRMED] * len(texts)
+    until(lambda: len(agent.texts) >= len(texts), "all texts")
     assert sorted(agent.texts) == sorted(marked(text, mark_of(text)) for text in texts)
 
 
@@ -218,14 +233,14 @@ def test_a_shell_is_typed_to_when_it_is_what_was_meant(tmux: TmuxServer, typist:
 def test_an_agent_that_a_script_started_is_typed_to(tmux: TmuxServer, typist: Typist) -> None:
     agent = tmux.agent("worker", "framed", shell="bash")
     assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.CONFIRMED
-    assert agent.submitted == [marked("hello", MARK)]
+    agent.expect(marked("hello", MARK))
 
 
 def test_a_pane_in_which_somebody_scrolls_is_brought_back(tmux: TmuxServer, typist: Typist) -> None:
     agent = tmux.agent("worker", "framed")
     tmux.run("copy-mode", "-t", agent.pane_id)
     assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.CONFIRMED
-    assert agent.submitted == [marked("hello", MARK)]
+    agent.expect(marked("hello", MARK))
 
 
 def test_a_pane_that_takes_no_input_fails_the_preflight(tmux: TmuxServer, typist: Typist) -> None:
@@ -239,7 +254,6 @@ def test_a_tmux_that_refuses_is_a_failed_send(
     tmux: TmuxServer, typist: Typist, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     agent = tmux.agent("worker")
-    # A key that tmux does not know is refused after the text was typed.
     monkeypatch.setattr(
         Tmux, "press", lambda self, pane_id, key: self._run("send-keys", "-t", "%99")
     )

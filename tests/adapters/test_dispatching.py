@@ -22,6 +22,7 @@ from holdfast.adapters.dispatching import (
     UnconfirmedYet,
     name_leader,
 )
+from holdfast.adapters.tmux import Tmux
 from holdfast.authority import dispatch_log
 from holdfast.authority.dispatch import Backlog, DispatchRecord, mark_of
 from holdfast.authority.dispatch_log import DispatchLog
@@ -91,7 +92,7 @@ def test_a_text_that_the_pane_shows_is_delivered(
     assert (the(dispatching).reason, the(dispatching).metadata) == (
         "seen_in_pane", {"world": "Agent/ada"},
     )  # fmt: skip
-    assert agent.texts == [marked("hello", mark_of("r1"))]
+    agent.expect_texts(marked("hello", mark_of("r1")))
 
 
 def test_with_acknowledge_it_stays_notified_until_the_agent_says_so(
@@ -160,7 +161,7 @@ def test_what_an_operator_failed_is_not_typed(tmux: TmuxServer, dispatching: Dis
     with pytest.raises(DispatchEnded) as error:
         dispatching.run(request(tmux, acknowledge=True))
     assert error.value.reason == "changed our minds"
-    assert len(agent.texts) == 1
+    agent.expect_texts(marked("hello", mark_of("r1")))
 
 
 # -- the leader --------------------------------------------------------------------------------------
@@ -186,7 +187,7 @@ def test_a_leader_whose_pane_is_gone_is_waited_for_and_found_again(
     assert the(dispatching).reason == "leader_missing"
     agent = tmux.agent("lead")
     assert dispatching.run(request(None, "leader")).status == "delivered"
-    assert agent.texts == [marked("hello", mark_of("r1"))]
+    agent.expect_texts(marked("hello", mark_of("r1")))
     assert dispatching.log.backlog() == Backlog(delivered=1)
 
 
@@ -197,7 +198,7 @@ def test_the_leader_gets_the_presses_of_its_program(
     name_leader(store, U, pane="lead", cli="codex", socket=tmux.socket)
     dispatching.run(request(None, "leader", cli=WorkerCli.CLAUDE))
     until(lambda: len(agent.submitted) >= 2, "both presses")
-    assert agent.submitted == [marked("hello", mark_of("r1")), ""]
+    agent.expect(marked("hello", mark_of("r1")), "")
 
 
 # -- after a crash -----------------------------------------------------------------------------------
@@ -230,7 +231,7 @@ def test_a_process_that_dies_anywhere_leaves_a_text_that_is_typed_once(
         with pytest.raises(Died):
             dispatching.run(request(tmux))
     assert dispatching.run(request(tmux)).status == "delivered"
-    assert agent.texts == [marked("hello", mark_of("r1"))]
+    agent.expect_texts(marked("hello", mark_of("r1")))
     assert dispatching.log.backlog() == Backlog(delivered=1)
 
 
@@ -239,17 +240,21 @@ def test_a_process_that_dies_between_text_and_enter_leaves_a_text_that_is_submit
 ) -> None:
     agent = tmux.agent("worker")
 
-    def dies(*_: object) -> None:
-        raise Died
+    genuine = Tmux.press
+
+    def dies(tmux: Tmux, pane_id: str, key: str) -> None:
+        if key == "Enter":
+            raise Died
+        genuine(tmux, pane_id, key)
 
     with monkeypatch.context() as patched:
-        patched.setattr("holdfast.adapters.tmux.Tmux.press", dies)
+        patched.setattr(Tmux, "press", dies)
         with pytest.raises(Died):
             dispatching.run(request(tmux))
     until(lambda: agent.shows(mark_of("r1")), "the draft")
     assert agent.submitted == []
     assert dispatching.run(request(tmux)).status == "delivered"
-    assert agent.submitted == [marked("hello", mark_of("r1"))]
+    agent.expect(marked("hello", mark_of("r1")))
 
 
 def test_another_that_was_faster_is_not_contradicted(
@@ -266,7 +271,7 @@ def test_another_that_was_faster_is_not_contradicted(
 
     monkeypatch.setattr(Typist, "send", overtaken)
     assert dispatching.run(request(tmux)).status == "delivered"
-    assert len(agent.texts) == 1
+    agent.expect_texts(marked("hello", mark_of("r1")))
     assert told(store) == ["requested", "tried", "notified", "delivered"]
 
 

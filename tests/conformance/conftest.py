@@ -13,8 +13,9 @@ from holdfast.config import WriterLimits
 from holdfast.store.api import Store
 from holdfast.store.local import LocalStore
 from holdfast.store.rows import LmdbBackend
+from tests.postgres import fresh_url
 
-STORES = ("memory", "lmdb-local", "lmdb")
+STORES = ("memory", "lmdb-local", "lmdb", "postgres")
 
 
 @pytest.fixture(params=STORES)
@@ -23,22 +24,25 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-@pytest.fixture(params=["lmdb-local", "lmdb"])
+@pytest.fixture(params=["lmdb-local", "lmdb", "postgres"])
 def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
     """A durable store that can be closed and opened again."""
     opened: list[Store] = []
+    url = fresh_url() if request.param == "postgres" else ""
 
     def again() -> Store:
         if opened:
             opened[-1].close()
-        opened.append(open_store(request.param, tmp_path))
+        opened.append(open_store(request.param, tmp_path, url))
         return opened[-1]
 
     yield again
     opened[-1].close()
 
 
-def open_store(kind: str, path: Path) -> Store:
+def open_store(kind: str, path: Path, url: str = "") -> Store:
+    if kind == "postgres":
+        return holdfast.store.open(url or fresh_url())
     if kind == "memory":
         return holdfast.store.open("memory:")
     if kind == "lmdb":

@@ -912,7 +912,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = {
             "ready": {keys.items, keys.ready},
             "delayed": {keys.items, keys.delayed},
-            "claimed": {keys.items, keys.claims, keys.owners},
+            "claimed": {keys.items, keys.holds, keys.claims, keys.owners},
             "dead": {keys.dead, keys.died},
         }
         kinds = {kind for of_state in expected.values() for kind in of_state}
@@ -931,7 +931,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     def item(self, seq: int) -> Any:
         return self.store.read(
-            lambda txn: queue.items.load(txn, keys_of("q"), tuples.pack_int(seq))
+            lambda txn: queue.items.whole(txn, keys_of("q"), tuples.pack_int(seq))
         )
 
 

@@ -344,6 +344,33 @@ def test_what_could_not_be_delivered_is_given_back_uncounted(
     assert all(client.task(id)["expiries"] == client.task(id)["failures"] == 0 for id in ids)
 
 
+def test_whoever_waits_for_a_task_is_told_when_it_ends(
+    rig: Rig, server: HttpServer, client: Client
+) -> None:
+    ids = [client.submit("add"), client.submit("add")]
+    granted = client.lease(limit=2)
+    with ThreadPoolExecutor(4) as pool:
+        waiting = [
+            pool.submit(rig.client(server).task, f"{id}?wait_s=30") for id in ids for _ in range(2)
+        ]
+        until(lambda: server.busy == 4, "all of them wait")
+        client.complete(granted[0]["lease"], 7)
+        assert [one.result(20)["result"] for one in waiting[:2]] == [7, 7]
+        assert not any(one.done() for one in waiting[2:])
+        client.post(f"/v1/tasks/{ids[1]}/cancel")
+        assert [one.result(20)["state"] for one in waiting[2:]] == ["DEAD", "DEAD"]
+
+
+def test_whoever_waits_for_a_task_that_does_not_end_is_shown_it_as_it_is(client: Client) -> None:
+    assert client.task(f"{client.submit('add')}?wait_s=0.05")["state"] == "WAITING"
+
+
+@pytest.mark.parametrize("wait_s", ["x", "-1", "61", "nan", ""])
+def test_waiting_for_a_task_has_bounds(client: Client, wait_s: str) -> None:
+    answer = client.get(f"/v1/tasks/{client.submit('add')}?wait_s={wait_s}")
+    assert (answer.status, answer.document["code"]) == (422, "invalid")
+
+
 # -- look and steer --------------------------------------------------------------------------------
 
 

@@ -98,6 +98,7 @@ def test_adapters_killed_after_typing_leave_every_text_typed_once(
             adapter = up("adapter", barrier=True)
     assert kills == KILLS
     assert sorted(foreman.state().ended) == sorted(f"{n} delivered" for n in range(KILLS))
+    until(lambda: len(numbers(agent)) >= KILLS, "the last text")
     assert sorted(numbers(agent)) == list(range(KILLS)), "each text once, and no other"
     assert store.read(dispatch_log.backlog, U) == Backlog(delivered=KILLS)
     assert {record.tries for record in delivered(store)} == {1}
@@ -114,8 +115,8 @@ def test_adapters_killed_at_any_moment_leave_one_end_for_each_request(
     agent = tmux.agent("worker", "framed")
     adapter = up("adapter", barrier=False)
     count = 0
-    for kills in range(1, KILLS + 1):
-        for _ in range(3):
+    for _ in range(KILLS):
+        for _each in range(3):
             foreman.send(Told(count, "worker"))
             count += 1
         # Somewhere in the middle of what this one does, after it has done something.
@@ -125,12 +126,18 @@ def test_adapters_killed_at_any_moment_leave_one_end_for_each_request(
         until(lambda at_s=at_s: time.monotonic() >= at_s, "the moment")
         adapter.kill()
         adapter = up("adapter", barrier=False)
-    until(lambda: len(foreman.state().ended) >= count, f"all after {kills} kills", 60)
-    assert sorted(foreman.state().ended) == sorted(f"{n} delivered" for n in range(count))
-    assert store.read(dispatch_log.backlog, U) == Backlog(delivered=count)
+    until(lambda: len(foreman.state().ended) >= count, f"all after {KILLS} kills", 60)
+    ended = dict(one.split() for one in foreman.state().ended)
+    assert len(foreman.state().ended) == len(ended) == count, "one end each"
+    # One that three adapters died with is given up, as any effect is.
+    given_up = {int(n) for n, how in ended.items() if how == "expiries_exhausted"}
+    done = {int(n) for n, how in ended.items() if how == "delivered"}
+    assert done | given_up == set(range(count))
+    assert store.read(dispatch_log.backlog, U) == Backlog(delivered=len(done), failed=len(given_up))
+    until(lambda: set(numbers(agent)) >= done, "the last text")
     typed = numbers(agent)
-    assert set(typed) == set(range(count)), "none is lost"
-    assert len(typed) == count, f"none is typed twice: {sorted(typed)}"
+    assert len(typed) == len(set(typed)), f"none is typed twice: {agent.texts}"
+    assert set(typed) - given_up == done, f"none is lost: {agent.texts}"
 
 
 @pytest.mark.timeout(120)
@@ -151,7 +158,7 @@ def test_dispatchers_killed_after_telling_the_leader_tell_it_nothing_twice(
                 assert dispatcher.running, f"ended by itself: {dispatcher.errors[-20:]}"
                 return stands(dispatcher) or not store.read(replay.pending, U)
 
-            until(goes_on, f"that {n} is told", timeout_s=100)
+            until(goes_on, f"that {n} is told", timeout_s=30)
             if stands(dispatcher):
                 dispatcher.kill()
                 kills += 1
@@ -173,4 +180,4 @@ def test_a_leader_that_comes_late_gets_what_waited_for_it(
     name_leader(store, U, pane="lead", socket=tmux.socket)
     until(lambda: foreman.state().ended, "the receipt")
     assert foreman.state().ended == ["1 delivered"]
-    assert numbers(agent) == [1]
+    until(lambda: numbers(agent) == [1], "the text")

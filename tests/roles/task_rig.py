@@ -6,12 +6,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import holdfast as hf
 from holdfast.app.runtime import Runtime
 from holdfast.clock import MS, S, SimClock
+from holdfast.errors import HoldfastError
 from holdfast.roles.task_worker import TaskWorker
 from holdfast.store.local import LocalStore
 from holdfast.tasks import recount, verify
@@ -90,7 +91,8 @@ class Shift:
 
     def stop(self, worker: TaskWorker) -> None:
         """Let it leave in good order."""
-        worker.request_stop()
+        with suppress(HoldfastError):
+            worker.request_stop()
         if worker.running:
             worker.join(LONG_S)
         else:
@@ -117,6 +119,7 @@ def shift(*tasks: hf.Task[Any, Any], queues: tuple[hf.Queue, ...] = ()) -> Itera
     try:
         yield made
     finally:
+        made.backend.arm({})
         for worker in list(made.workers):
             made.stop(worker)
     for worker in made.workers:

@@ -140,7 +140,7 @@ def test_a_world_dispatches_and_is_told(
     assert ends(foreman) == ["ok delivered"]
     [record] = records(store, DispatchStatus.DELIVERED)
     assert record.metadata == {"ticket": "7", "world": "ada", "tag": "t"}
-    assert agent.submitted == [marked("hello", mark_of(record.request_id))]
+    agent.expect(marked("hello", mark_of(record.request_id)))
 
 
 def test_an_agent_acknowledges_what_it_was_asked_to(
@@ -364,7 +364,7 @@ def test_the_leader_is_told_of_each_dispatch_that_ended(
     assert store.read(replay.pending, U) == 5
     while dispatcher.tick():
         pass
-    assert lead.submitted == notices(store)
+    lead.expect(*notices(store))
     assert "to work failed: nobody reads ? there" in lead.submitted[1]
     assert store.read(replay.pending, U) == 0
 
@@ -397,7 +397,7 @@ def test_a_leader_that_is_away_is_told_when_it_is_back(
         return store.read(replay.pending, U) == 0
 
     until(caught_up, "that it was told")
-    assert back.submitted == notices(store)
+    back.expect(*notices(store))
     state = store.read(replay.read, U)
     assert state is not None
     assert state.deferred is None
@@ -423,7 +423,7 @@ def test_a_notice_that_was_typed_before_a_crash_is_not_typed_again(
             dispatcher.tick()
     assert store.read(replay.pending, U) == 3
     dispatcher.tick()
-    assert lead.submitted == notices(store)
+    lead.expect(*notices(store))
     assert store.read(replay.pending, U) == 0
 
 
@@ -452,12 +452,12 @@ def test_of_two_dispatchers_one_tells_the_leader(
     other.tick()
     assert store.read(replay.pending, U) == 3
     dispatcher.tick()
-    assert lead.submitted == notices(store)
+    lead.expect(*notices(store))
     dispatcher.finish()
     end(log, "r3")
     other._retry_at_ns = 0
     other.tick()
-    assert lead.submitted == notices(store)
+    lead.expect(*notices(store))
 
 
 def test_a_leader_that_shows_nothing_is_not_flooded(

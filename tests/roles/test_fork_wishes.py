@@ -144,6 +144,25 @@ def test_the_key_of_a_reissued_intent_stands_for_it_in_the_child(rig: Rig) -> No
     assert child.state().told == ["error key_conflict 0 m", "ok done 1 again"]
 
 
+def test_what_was_reissued_can_be_cancelled_by_the_intent_that_the_child_knows(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"), Ordered(key="k", tag="b"))
+    child = forked(rig, ada, effects="reissue")
+    child.send(Dropped(0))
+    child.send(Dropped(1))
+    rig.work(rig.pool())
+    assert child.state().told == ["error cancelled 0 a again", "error cancelled 0 b again"]
+    assert ada.state().told == ["ok done 1 a", "ok done 1 b"]
+
+
+def test_a_child_cannot_cancel_what_is_its_parents_alone(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"))
+    child = forked(rig, ada, effects="fail")
+    child.send(Dropped())
+    rig.work(rig.pool())
+    assert ada.state().told == ["ok done 1 a"]
+    assert child.state().told == ["error dropped_by_fork 0 a"]
+
+
 # -- forks of forks ------------------------------------------------------------------------------
 
 
@@ -193,6 +212,32 @@ def test_what_a_fork_has_read_its_own_fork_is_not_told_again(rig: Rig) -> None:
     rig.work(rig.timer_worker(), seconds=20)
     assert made.state().told == ["ok done 1 a again"]
     assert made.state().woken == ["x"]
+
+
+def test_a_fork_of_a_fork_can_cancel_by_the_intents_of_both_before_it(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(key="k"), Ordered(tag="a"))
+    child = forked(rig, ada, effects="reissue")
+    # Under its key the child knows it by an intent of its own, too.
+    child.send(Ordered(key="k"))
+    child.send(Ordered(tag="b"))
+    rig.think()
+    made = grandchild(rig, child, effects="reissue")
+    for n in range(4):
+        made.send(Dropped(n))
+    rig.work(rig.pool())
+    assert [said.split()[1] for said in made.state().told] == ["cancelled"] * 3
+    assert all(said.startswith("ok") for said in (*ada.state().told, *child.state().told))
+
+
+def test_what_a_fork_cancelled_is_not_reissued_for_its_own_fork(rig: Rig) -> None:
+    ada = rig.buyer("ada", Ordered(tag="a"))
+    child = forked(rig, ada, effects="reissue")
+    child.send(Dropped())
+    rig.think()
+    made = grandchild(rig, child, at=2, effects="reissue")
+    rig.work(rig.pool())
+    assert made.state().told == ["error cancelled 0 a again"]
+    assert len(rig.outside.calls) == 1
 
 
 def test_a_fork_of_a_fork_that_drops_gets_nothing(rig: Rig) -> None:
@@ -248,7 +293,7 @@ def test_a_fork_that_has_lived_for_long_can_be_forked_with_its_wishes(rig: Rig) 
     assert child.state(at=3).woken == ["0", "1"]
     made = grandchild(rig, child, effects="fail")
     rig.think()
-    assert made.state().told == ["error dropped_by_fork 0 a"]
+    assert made.state().told == ["error dropped_by_fork 0 a again"]
 
 
 # -- timers --------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ from holdfast.store.api import Store
 from tests.authority.rig import U, acquire
 from tests.durable.conftest import SIMULATED
 from tests.panes import TmuxServer, tmux
+from tests.process.watch import until
 
 __all__ = ["tmux"]
 
@@ -252,6 +253,7 @@ def test_a_deferred_notification_is_made_later(tmux: TmuxServer) -> None:
         dispatcher._retry_at_ns = 0
         dispatcher.tick()
         assert store.read(replay.pending, U) == 0
+        until(lambda: agent.texts, "the notice")
         assert len(agent.texts) == 1
 
 
@@ -287,6 +289,7 @@ def test_each_program_is_submitted_to_in_its_way(tmux: TmuxServer, cli: str, pre
     agent = tmux.agent("worker", "framed")
     with stores.open("memory:") as store:
         Dispatching(store, U).run(request(tmux, cli=WorkerCli.named(cli)))
+    until(lambda: agent.submitted, "the text")
     assert agent.submitted[0] == marked("hello", mark_of("r1"))
     assert WorkerCli.named(cli).presses == presses
     assert len(agent.submitted) <= presses

@@ -21,7 +21,7 @@ from holdfast.store.api import Txn
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
 from holdfast.store.rows import LmdbBackend
-from holdfast.tasks import board, recount, records, verify
+from holdfast.tasks import board, records, recount, verify
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.board import Board, after
 from holdfast.tasks.coordinator import Answer, End, Grant, Hold, New, Report
@@ -116,7 +116,9 @@ def test_the_log_is_one_chain(desk: Desk) -> None:
 # -- 2. authoritative state ----------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", TASK, "a task has an id, a payload, a state, an attempt and a lease or none")
+@pytest.mark.spec(
+    "003", TASK, "a task has an id, a payload, a state, an attempt and a lease or none"
+)
 def test_what_a_task_is(desk: Desk) -> None:
     seq = desk.one(b"payload")
     body = desk.store.read(body_of, KEYS, pack_int(seq))
@@ -131,7 +133,9 @@ def test_the_five_states() -> None:
     assert [state.name for state in State] == ["WAITING", "LEASED", "COMPLETED", "FAILED", "DEAD"]
 
 
-@pytest.mark.spec("003", TASK, "a replay gives the same state, at every height", module=("holdfast.tasks.verify",))
+@pytest.mark.spec(
+    "003", TASK, "a replay gives the same state, at every height", module=("holdfast.tasks.verify",)
+)
 @pytest.mark.parametrize("seed", range(6))
 def test_a_replay_is_what_the_rows_were_at_every_height(seed: int) -> None:
     desk = memory_desk(seed, 100)
@@ -145,7 +149,9 @@ def test_a_replay_is_what_the_rows_were_at_every_height(seed: int) -> None:
     assert len(desk.lived) > 30
 
 
-@pytest.mark.spec("003", TASK, "the same records give the same board, however often they are replayed")
+@pytest.mark.spec(
+    "003", TASK, "the same records give the same board, however often they are replayed"
+)
 def test_a_replay_is_deterministic() -> None:
     desk = memory_desk(7, 100)
     assert desk.board().tasks == desk.board().tasks
@@ -183,7 +189,12 @@ def test_a_lease_ends_with_its_task(desk: Desk) -> None:
 # -- 3. derived state ----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", INDEXES, "indexes are derived: never other than a recount makes them", module=("holdfast.tasks.recount",))
+@pytest.mark.spec(
+    "003",
+    INDEXES,
+    "indexes are derived: never other than a recount makes them",
+    module=("holdfast.tasks.recount",),
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_indexes_are_a_recount(seed: int) -> None:
     desk = memory_desk(seed + 40, 100)
@@ -198,7 +209,9 @@ def test_a_task_that_waits_is_in_one_place(desk: Desk) -> None:
     assert (counts.ready, counts.delayed, counts.blocked, counts.leased) == (0, 1, 1, 1)
 
 
-@pytest.mark.spec("003", REGISTRY, "who is alive is advice: a worker nobody knows may lease and complete")
+@pytest.mark.spec(
+    "003", REGISTRY, "who is alive is advice: a worker nobody knows may lease and complete"
+)
 def test_an_unregistered_worker_is_as_good_as_any(desk: Desk) -> None:
     seq = desk.one()
     [grant] = desk.lease(worker="nobody-knows-me")
@@ -207,7 +220,9 @@ def test_an_unregistered_worker_is_as_good_as_any(desk: Desk) -> None:
     assert desk.settle(report, worker="nobody-knows-me") == [Answer.COMMITTED]
 
 
-@pytest.mark.spec("003", REGISTRY, "a worker that is silent loses its lease by time, and by nothing else")
+@pytest.mark.spec(
+    "003", REGISTRY, "a worker that is silent loses its lease by time, and by nothing else"
+)
 def test_silence_alone_takes_no_lease(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
@@ -256,7 +271,11 @@ RECORDS: dict[Event, Single] = {
 PAIRS = [(state, event) for state in State for event in Event]
 
 
-@pytest.mark.spec("003", "4. Log Records", "every pair of a state and a record moves as the table says, or not at all")
+@pytest.mark.spec(
+    "003",
+    "4. Log Records",
+    "every pair of a state and a record moves as the table says, or not at all",
+)
 @pytest.mark.parametrize(("state", "event"), PAIRS)
 def test_every_pair_of_the_table(state: State, event: Event) -> None:
     was, record = STATUSES[state], RECORDS[event]
@@ -271,7 +290,9 @@ def test_every_pair_of_the_table(state: State, event: Event) -> None:
     assert folded.tasks[1] is was
 
 
-@pytest.mark.spec("003", "4. Log Records", "all states are reached, and the ended ones are left by nothing")
+@pytest.mark.spec(
+    "003", "4. Log Records", "all states are reached, and the ended ones are left by nothing"
+)
 def test_the_table_is_sound() -> None:
     assert TABLE.unreachable() == frozenset()
     assert TABLE.terminal == {State.COMPLETED, State.FAILED, State.DEAD}
@@ -284,7 +305,9 @@ def test_a_record_of_no_task_is_refused(record: Single) -> None:
         Board().apply(record)
 
 
-@pytest.mark.spec("003", "4. Log Records", "what was decided together is one entry, in the order of decision")
+@pytest.mark.spec(
+    "003", "4. Log Records", "what was decided together is one entry, in the order of decision"
+)
 def test_an_entry_holds_what_one_operation_decided(desk: Desk) -> None:
     desk.submit(b"a", b"b")
     entry = desk.entries()[-1]
@@ -294,7 +317,9 @@ def test_an_entry_holds_what_one_operation_decided(desk: Desk) -> None:
 # -- 4.1 TaskCreated -----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", CREATED, "creates a task that waits, with no attempt made, at the time of the record")
+@pytest.mark.spec(
+    "003", CREATED, "creates a task that waits, with no attempt made, at the time of the record"
+)
 def test_created(desk: Desk) -> None:
     seq = desk.one()
     [record] = desk.log()
@@ -304,7 +329,9 @@ def test_created(desk: Desk) -> None:
     assert (FRESH.state, FRESH.attempt) == (State.WAITING, 0)
 
 
-@pytest.mark.spec("003", CREATED, "the log vouches for the payload by its hash, which stands in one place")
+@pytest.mark.spec(
+    "003", CREATED, "the log vouches for the payload by its hash, which stands in one place"
+)
 def test_the_payload_is_what_was_logged(desk: Desk) -> None:
     seq = desk.one(b"payload")
     [stored] = desk.entries()[0].records
@@ -325,7 +352,9 @@ def test_a_task_is_created_once() -> None:
 # -- 4.2 LeaseGranted ----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", GRANTED, "a waiting task becomes leased, by this lease, and one attempt more is counted")
+@pytest.mark.spec(
+    "003", GRANTED, "a waiting task becomes leased, by this lease, and one attempt more is counted"
+)
 def test_granted(desk: Desk) -> None:
     seq = desk.one()
     [grant] = desk.lease(worker="v")
@@ -349,7 +378,9 @@ def test_only_a_grant_makes_an_owner() -> None:
     assert [state for state, event in TABLE.table if event is Event.EXTEND] == [State.LEASED]
 
 
-@pytest.mark.spec("003", GRANTED, "attempts count grants; failures and expiries have budgets of their own")
+@pytest.mark.spec(
+    "003", GRANTED, "attempts count grants; failures and expiries have budgets of their own"
+)
 def test_attempts_count_grants(desk: Desk) -> None:
     seq = desk.one(attempts=2, expiries_max=5)
     desk.fail(desk.leased(seq), End.RELEASED)
@@ -376,14 +407,18 @@ def test_extended(desk: Desk) -> None:
     assert (status.state, status.attempt, status.expires_ns) == (State.LEASED, 1, until)
 
 
-@pytest.mark.spec("003", EXTENDED, "a lease that does not exist is not extended, and nothing is logged")
+@pytest.mark.spec(
+    "003", EXTENDED, "a lease that does not exist is not extended, and nothing is logged"
+)
 def test_no_lease_no_extension(desk: Desk) -> None:
     seq = desk.one()
     assert desk.extend(Hold(seq, 1), Hold(9, 1)) == [0, 0]
     assert len(desk.log()) == 1
 
 
-@pytest.mark.spec("003", EXTENDED, "an expired lease is not extended, though nobody has written so yet")
+@pytest.mark.spec(
+    "003", EXTENDED, "an expired lease is not extended, though nobody has written so yet"
+)
 def test_an_expired_lease_is_not_extended(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
@@ -392,7 +427,9 @@ def test_an_expired_lease_is_not_extended(desk: Desk) -> None:
     assert desk.said(seq) == ["TaskCreated", "LeaseGranted"]
 
 
-@pytest.mark.spec("003", EXTENDED, "a replay refuses an extension of a lease that is over, or another's")
+@pytest.mark.spec(
+    "003", EXTENDED, "a replay refuses an extension of a lease that is over, or another's"
+)
 @pytest.mark.parametrize("record", [LeaseExtended(1, 200, 7, 400, False), LeaseExtended(1, AT, 6, 400, False)])  # fmt: skip
 def test_a_replay_refuses_a_late_extension(record: Single) -> None:
     with pytest.raises(Invalid):
@@ -402,7 +439,9 @@ def test_a_replay_refuses_a_late_extension(record: Single) -> None:
 # -- 4.4 LeaseExpired ----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", EXPIRED, "is written, never guessed: the task waits again, without a lease")
+@pytest.mark.spec(
+    "003", EXPIRED, "is written, never guessed: the task waits again, without a lease"
+)
 def test_expired(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
@@ -413,7 +452,9 @@ def test_expired(desk: Desk) -> None:
     assert (status.state, status.lease, status.worker) == (State.WAITING, 0, "")
 
 
-@pytest.mark.spec("003", EXPIRED, "an expiry stands before the grant that follows it, in the same entry")
+@pytest.mark.spec(
+    "003", EXPIRED, "an expiry stands before the grant that follows it, in the same entry"
+)
 def test_an_expiry_is_written_before_the_next_grant(desk: Desk) -> None:
     seq = desk.one()
     desk.leased(seq)
@@ -432,14 +473,18 @@ def test_an_expiry_is_a_fact_of_time(desk: Desk) -> None:
     assert desk.state(seq) is not State.COMPLETED
 
 
-@pytest.mark.spec("003", EXPIRED, "a replay refuses an expiry before its time, and of a lease that is another")
+@pytest.mark.spec(
+    "003", EXPIRED, "a replay refuses an expiry before its time, and of a lease that is another"
+)
 @pytest.mark.parametrize("record", [LeaseExpired(1, 199, 7), LeaseExpired(1, 300, 6)])
 def test_a_replay_refuses_an_early_expiry(record: Single) -> None:
     with pytest.raises(Invalid):
         after(STATUSES[State.LEASED], record)
 
 
-@pytest.mark.spec("003", EXPIRED, "expiries have a budget: the last one is the task's death, in the same entry")
+@pytest.mark.spec(
+    "003", EXPIRED, "expiries have a budget: the last one is the task's death, in the same entry"
+)
 def test_a_task_does_not_expire_for_ever(desk: Desk) -> None:
     seq = desk.one(expiries_max=1)
     desk.leased(seq, alone=True)
@@ -453,7 +498,11 @@ def test_a_task_does_not_expire_for_ever(desk: Desk) -> None:
 # -- 4.5 TaskCompleted ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", COMPLETED, "a leased task, by its current lease, in time: it is completed, the lease is over")
+@pytest.mark.spec(
+    "003",
+    COMPLETED,
+    "a leased task, by its current lease, in time: it is completed, the lease is over",
+)
 def test_completed(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
@@ -494,7 +543,9 @@ def test_a_late_completion_is_none(desk: Desk, late_ns: int) -> None:
     assert desk.state(seq) is not State.COMPLETED
 
 
-@pytest.mark.spec("003", COMPLETED, "the same again gets the first answer again, and changes nothing")
+@pytest.mark.spec(
+    "003", COMPLETED, "the same again gets the first answer again, and changes nothing"
+)
 def test_completing_twice(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
@@ -513,7 +564,11 @@ def test_a_replay_refuses_a_completion_without_a_lease(record: Single) -> None:
 # -- 4.6 TaskCancelled ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", CANCELLED, "a report under a lease that is none is on record, changes nothing, and its worker is told")
+@pytest.mark.spec(
+    "003",
+    CANCELLED,
+    "a report under a lease that is none is on record, changes nothing, and its worker is told",
+)
 @pytest.mark.parametrize("end", list(End))
 def test_cancelled(desk: Desk, end: End) -> None:
     seq = desk.one()
@@ -539,7 +594,11 @@ def test_a_lost_lease_is_no_failure(desk: Desk) -> None:
     assert desk.states(seq) == ["LEASED"]
 
 
-@pytest.mark.spec("003", CANCELLED, "a report that names no task, or a lease that was never given, is the worker's bug: rejected, and not on record")
+@pytest.mark.spec(
+    "003",
+    CANCELLED,
+    "a report that names no task, or a lease that was never given, is the worker's bug: rejected, and not on record",
+)
 @pytest.mark.parametrize("wrong", [Report(9, 1), Report(1, 55), Report(1, 0), Report(1, -3)])
 def test_a_report_that_makes_no_sense_is_rejected(desk: Desk, wrong: Report) -> None:
     seq = desk.one()
@@ -558,7 +617,9 @@ def test_a_replay_of_it_changes_nothing(state: State) -> None:
 # -- 4.7 TaskFailed ------------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", FAILED, "while the budget lasts the task waits again, for the time that the record names")
+@pytest.mark.spec(
+    "003", FAILED, "while the budget lasts the task waits again, for the time that the record names"
+)
 def test_failed_and_tried_again(desk: Desk) -> None:
     seq = desk.one(attempts=2)
     grant = desk.leased(seq)
@@ -603,7 +664,11 @@ def test_a_retry_keeps_its_seq(desk: Desk) -> None:
     assert desk.leased(first).attempt == 2
 
 
-@pytest.mark.spec("003", FAILED, "dead is for what was buried, cancelled, or outlived too many leases; the design's eighth record")
+@pytest.mark.spec(
+    "003",
+    FAILED,
+    "dead is for what was buried, cancelled, or outlived too many leases; the design's eighth record",
+)
 def test_dead_is_not_failed(desk: Desk) -> None:
     seq = desk.one()
     desk.cancel(seq, reason="operator")
@@ -611,7 +676,9 @@ def test_dead_is_not_failed(desk: Desk) -> None:
     assert desk.states(seq) == ["DEAD"]
 
 
-@pytest.mark.spec("003", FAILED, "a redriven task is a new one that names the old; the old stays as it ended")
+@pytest.mark.spec(
+    "003", FAILED, "a redriven task is a new one that names the old; the old stays as it ended"
+)
 def test_a_redrive_is_a_new_task(desk: Desk) -> None:
     old = desk.one(attempts=1)
     desk.fail(desk.leased(old))
@@ -693,7 +760,9 @@ def test_a_decision_is_one_commit(name: str) -> None:
     assert len(desk.entries()) == height + 1
 
 
-@pytest.mark.spec("003", ATOMIC, "a grant is never seen half: leased with its lease, or waiting without")
+@pytest.mark.spec(
+    "003", ATOMIC, "a grant is never seen half: leased with its lease, or waiting without"
+)
 def test_nothing_between_waiting_and_leased(desk: Desk) -> None:
     desk.submit(*[b"x"] * 50)
     for _ in range(10):
@@ -705,7 +774,9 @@ def test_nothing_between_waiting_and_leased(desk: Desk) -> None:
 # -- 6. crash recovery ---------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", RECOVERY, "after a restart everything is as the log says, and nothing has to be repaired")
+@pytest.mark.spec(
+    "003", RECOVERY, "after a restart everything is as the log says, and nothing has to be repaired"
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_a_restart_finds_what_the_log_says(tmp_path: Path, seed: int) -> None:
     clock = SimClock()
@@ -726,7 +797,9 @@ def test_a_restart_finds_what_the_log_says(tmp_path: Path, seed: int) -> None:
     backend.close()
 
 
-@pytest.mark.spec("003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted")
+@pytest.mark.spec(
+    "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
+)
 def test_what_is_overdue_expires_before_anything_is_granted(desk: Desk) -> None:
     desk.submit(b"a", b"b")
     old = desk.leased(1)
@@ -737,7 +810,9 @@ def test_what_is_overdue_expires_before_anything_is_granted(desk: Desk) -> None:
     assert desk.complete(old) is Answer.CANCELLED
 
 
-@pytest.mark.spec("003", RECOVERY, "expiry is judged before any request is served, though nothing has swept")
+@pytest.mark.spec(
+    "003", RECOVERY, "expiry is judged before any request is served, though nothing has swept"
+)
 def test_an_overdue_lease_is_none_before_it_is_swept(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
@@ -761,7 +836,9 @@ def test_a_replay_asks_no_clock(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
     assert Board().replay(log).tasks == expected
 
 
-@pytest.mark.spec("003", RECOVERY, "wall clocks that step by hours change no decision, and so no replay")
+@pytest.mark.spec(
+    "003", RECOVERY, "wall clocks that step by hours change no decision, and so no replay"
+)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_wall_clock_that_jumps_changes_no_record(seed: int) -> None:
     calm, hostile = memory_desk(seed, 80), memory_desk(seed, 80, Random(seed))
@@ -769,7 +846,12 @@ def test_a_wall_clock_that_jumps_changes_no_record(seed: int) -> None:
     assert hostile.rows() == calm.rows()
 
 
-@pytest.mark.spec("003", RECOVERY, "read from the beginning, or from the checkpoint that stands for it", module=("holdfast.tasks.checkpoint", "holdfast.tasks.verify"))
+@pytest.mark.spec(
+    "003",
+    RECOVERY,
+    "read from the beginning, or from the checkpoint that stands for it",
+    module=("holdfast.tasks.checkpoint", "holdfast.tasks.verify"),
+)
 def test_a_replay_from_a_checkpoint_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.tasks import checkpoint
 
@@ -793,7 +875,11 @@ def all_statuses(seed: int) -> Iterator[tuple[int, Status]]:
         yield from rows.items()
 
 
-@pytest.mark.spec("003", INVARIANTS, "a task has at most one active lease; a waiting one has none, a leased one exactly one")
+@pytest.mark.spec(
+    "003",
+    INVARIANTS,
+    "a task has at most one active lease; a waiting one has none, a leased one exactly one",
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_leased_or_not(seed: int) -> None:
     seen = set()
@@ -805,11 +891,15 @@ def test_leased_or_not(seed: int) -> None:
         else:
             assert not status.expires_ns
         if status.state == State.WAITING:
-            assert not (status.lease or status.worker)
+            assert (status.lease, status.worker) == (0, "")
     assert {State.WAITING, State.LEASED, State.COMPLETED} <= seen
 
 
-@pytest.mark.spec("003", INVARIANTS, "a lease refers to one task: its id is the number of its grant and the task's own")
+@pytest.mark.spec(
+    "003",
+    INVARIANTS,
+    "a lease refers to one task: its id is the number of its grant and the task's own",
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_lease_is_given_twice(seed: int) -> None:
     log = memory_desk(seed + 80, 100).log()
@@ -817,7 +907,9 @@ def test_no_lease_is_given_twice(seed: int) -> None:
     assert len(given) == len(set(given)) > 5
 
 
-@pytest.mark.spec("003", INVARIANTS, "what has completed never changes again, nor what failed or died")
+@pytest.mark.spec(
+    "003", INVARIANTS, "what has completed never changes again, nor what failed or died"
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_the_end_is_the_end(seed: int) -> None:
     ended: dict[int, Status] = {}
@@ -829,7 +921,9 @@ def test_the_end_is_the_end(seed: int) -> None:
     assert len(ended) > 5
 
 
-@pytest.mark.spec("003", INVARIANTS, "budgets hold: no more failures than attempts, no more expiries than allowed")
+@pytest.mark.spec(
+    "003", INVARIANTS, "budgets hold: no more failures than attempts, no more expiries than allowed"
+)
 @pytest.mark.parametrize("seed", range(3))
 def test_budgets_hold(seed: int) -> None:
     desk = memory_desk(seed + 90, 150)
@@ -843,19 +937,27 @@ def test_budgets_hold(seed: int) -> None:
         assert status.expiries <= spec.expiries_max
 
 
-@pytest.mark.spec("003", INVARIANTS, "whoever breaks one is found", module=("holdfast.tasks.verify",))
+@pytest.mark.spec(
+    "003", INVARIANTS, "whoever breaks one is found", module=("holdfast.tasks.verify",)
+)
 def test_a_broken_invariant_is_found(desk: Desk) -> None:
     seq = desk.one()
     desk.leased(seq)
     wrong = board.Status(State.WAITING, 1, lease=1)
-    desk.store.transact(lambda txn: txn.put(KEYS.statuses + pack_int(seq), records.codec.pack(wrong)))
+    desk.store.transact(
+        lambda txn: txn.put(KEYS.statuses + pack_int(seq), records.codec.pack(wrong))
+    )
     assert desk.store.read(lambda txn: list(verify.differences(txn, UNIVERSE)))
 
 
 # -- 8. mental model -----------------------------------------------------------------------------
 
 
-@pytest.mark.spec("003", MODEL, "a lease is permission, not success: what a worker has done counts when it is committed")
+@pytest.mark.spec(
+    "003",
+    MODEL,
+    "a lease is permission, not success: what a worker has done counts when it is committed",
+)
 def test_work_without_a_commit_is_done_again(desk: Desk) -> None:
     seq = desk.one()
     desk.leased(seq)
@@ -865,7 +967,11 @@ def test_work_without_a_commit_is_done_again(desk: Desk) -> None:
     assert desk.complete(again) is Answer.COMMITTED
 
 
-@pytest.mark.spec("003", MODEL, "the coordinator never guesses: two workers that both claim success are told apart by their leases")
+@pytest.mark.spec(
+    "003",
+    MODEL,
+    "the coordinator never guesses: two workers that both claim success are told apart by their leases",
+)
 def test_two_narrators_one_truth(desk: Desk) -> None:
     seq = desk.one()
     first = desk.leased(seq)

@@ -10,7 +10,7 @@ from holdfast.clock import S, SimClock
 from holdfast.durable import journal
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import coordinator as tasks
-from holdfast.tasks import recount, records, verify
+from holdfast.tasks import records, recount, verify
 from holdfast.tasks.board import Board
 from holdfast.tasks.coordinator import Answer, End, Grant, Hold, Leased, New, Report
 from holdfast.tasks.records import Entry, Single

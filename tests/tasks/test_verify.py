@@ -13,7 +13,7 @@ from holdfast.clock import S
 from holdfast.durable import journal
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
-from holdfast.tasks import board, checkpoint, recount, records, verify
+from holdfast.tasks import board, checkpoint, records, recount, verify
 from holdfast.tasks.coordinator import New
 from holdfast.tasks.rows import (
     Counts,
@@ -67,7 +67,7 @@ def set_desk(desk: Desk) -> Desk:
     desk.one(key="k", queue="other")
     desk.cancel(10)
     desk.redrive(10)
-    nine, one, two, three = desk.lease(4)
+    nine, _, two, three = desk.lease(4)
     assert nine.seq == 9
     desk.complete(two)
     desk.fail(three)

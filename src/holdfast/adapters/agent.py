@@ -4,6 +4,9 @@ What is typed ends with a mark that is made of the request's id. It is how a tex
 
 - Before anything is typed the pane is searched for the mark. A request that was typed by somebody who
   died before it was written down is confirmed, or submitted, and not typed twice.
+- A draft of somebody else's that stands in the pane would be submitted with ours. If it ends with a
+  mark, its typist died before the key: it is submitted by itself. Any other is wiped. So a text whose
+  mark was ever seen has been submitted, or will be.
 - It is confirmed once the mark is to be seen and no longer stands at the cursor: there it is a draft
   that nobody has submitted.
 
@@ -27,7 +30,8 @@ from hashlib import sha256
 from pathlib import Path
 
 from holdfast.adapters.errors import Unavailable
-from holdfast.adapters.tmux import PaneState, Tmux, TmuxFailed, in_front, target_of
+from holdfast.adapters.tmux import Tmux, TmuxFailed, View, in_front, target_of
+from holdfast.authority.dispatch import MARK_CHARS
 from holdfast.authority.outcome import DispatchOutcomeReason, WorkerCli
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.errors import Invalid, Timeout, ValueTooLarge
@@ -44,12 +48,16 @@ TAKEN_S = 3.0
 PRESS_PAUSE_S = 0.2
 PRESS_AGAIN_S = 0.7
 LOCK_S = 20.0
+# The key that empties the line before the cursor, in terminals and in agents.
+WIPE = "C-u"
 
 # A prompt that is typed to one of these is run as a command.
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ksh", "mksh", "ash", "csh", "tcsh"})
 # What a terminal obeys instead of showing; a line break and a tab are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _UNSEEN = re.compile(r"[^0-9A-Za-z]+")
+# How a draft of another request ends, as far as it is seen.
+_COMPLETE = re.compile(rf"hf[0-9a-f]{{{MARK_CHARS}}}\Z")
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +90,9 @@ class Typist:
         mark: str,
         *,
         begin: Callable[[], object] = lambda: None,
-        again: bool = False,
         dropped: Callable[[], bool] = lambda: False,
     ) -> Sent:
-        """Have a text in a pane, once. `begin` is called before anything is typed; `again` says that
-        it was before, so that half a text may stand there."""
+        """Have a text in a pane, once. `begin` is called before anything is typed."""
         try:
             target_of(target)
         except Invalid as error:
@@ -97,7 +103,7 @@ class Typist:
                 return Sent(DispatchOutcomeReason.TARGET_MISSING, f"nothing runs at {target}")
             with self._alone(found.pane_id) as tmux:
                 typing = _Typing(tmux, self._clock, found.pane_id, cli, mark, dropped)
-                return typing.run(text, begin, again=again)
+                return typing.run(text, begin)
         except (TmuxFailed, Timeout) as error:
             return Sent(DispatchOutcomeReason.SEND_FAILED, str(error))
 
@@ -110,8 +116,11 @@ class Typist:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         held = os.open(path, flags, 0o600)
         try:
-            if not _until(self._clock, lambda: _locked(held), LOCK_S):
-                raise Unavailable(what="pane", pane=pane_id, why="another types there")
+            if not _locked(held):
+                if not _until(self._clock, lambda: _locked(held), LOCK_S):
+                    raise Unavailable(what="pane", pane=pane_id, why="another types there")
+                # It may have died a moment ago: what it typed last is yet to be seen.
+                self._clock.sleep(PRESS_PAUSE_S)
             yield self._tmux.keeping(held)
         finally:
             os.close(held)
@@ -137,7 +146,7 @@ class _Typing:
         self._dropped = dropped
         self._pressed_ns = clock.mono_ns()
 
-    def run(self, text: str, begin: Callable[[], object], *, again: bool) -> Sent:
+    def run(self, text: str, begin: Callable[[], object]) -> Sent:
         wrong = self._preflight()
         if wrong:
             return self._sent(DispatchOutcomeReason.PREFLIGHT_FAILED, wrong)
@@ -145,9 +154,7 @@ class _Typing:
         typed = where is _ABSENT
         if typed:
             begin()
-            if again:
-                # Whoever began before us may have left half a text.
-                self._tmux.press(self._pane_id, "C-u")
+            self._clear()
             self._tmux.type(self._pane_id, marked(text, self._mark))
             self._wait(lambda: self._where() is not _ABSENT, APPEARS_S)
         if typed or where is _DRAFT:
@@ -156,6 +163,15 @@ class _Typing:
             return self._sent(DispatchOutcomeReason.CONFIRMED, typed=typed)
         why = "the pane does not show that it was taken"
         return self._sent(DispatchOutcomeReason.UNCONFIRMED, why, typed=typed)
+
+    def _clear(self) -> None:
+        """A draft that somebody left, who died or went away, would be submitted with ours."""
+        left = self._draft()
+        if _COMPLETE.search(left):
+            # All of it is there but the key: whoever does that request finds that it was taken.
+            self._submit()
+            self._wait(lambda: self._draft() != left, TAKEN_S)
+        self._tmux.press(self._pane_id, WIPE)
 
     def _preflight(self) -> str:
         """Why nothing is to be typed there; empty when it may be."""
@@ -192,15 +208,16 @@ class _Typing:
         return where is _TAKEN
 
     def _where(self) -> str:
-        """Whether the mark is in the pane: as a draft at the cursor, above it, or not at all."""
-        found = self._tmux.pane(self._pane_id)
-        if found is None:
-            return _ABSENT
+        """Whether the mark is in the pane: as a draft at the cursor, elsewhere, or not at all."""
+        view = self._tmux.look(self._pane_id, history=HISTORY_LINES)
         wanted = _seen(marker(self._mark))
-        if _is_draft(self._tmux.screen(self._pane_id), found, wanted):
-            return _DRAFT
-        shown = "".join(self._tmux.screen(self._pane_id, history=HISTORY_LINES))
-        return _TAKEN if wanted in _seen(shown) else _ABSENT
+        if view is None or wanted not in _seen("".join(view.lines)):
+            return _ABSENT
+        return _DRAFT if _draft_in(view).endswith(wanted) else _TAKEN
+
+    def _draft(self) -> str:
+        view = self._tmux.look(self._pane_id)
+        return "" if view is None else _draft_in(view)
 
     def _wait(self, condition: Callable[[], bool], timeout_s: float) -> bool:
         return _until(self._clock, condition, timeout_s, self._dropped)
@@ -247,15 +264,13 @@ def _seen(text: str) -> str:
     return _UNSEEN.sub("", text)
 
 
-def _is_draft(screen: list[str], found: PaneState, wanted: str) -> bool:
-    """Whether what stands before the cursor, on its own line too, ends with the mark."""
-    rows = screen[: found.cursor_y + 1]
-    if len(rows) <= found.cursor_y:
-        return False
-    rows[-1] = rows[-1][: found.cursor_x]
+def _draft_in(view: View) -> str:
+    """What stands before the cursor, if anything does on its own line."""
+    last = view.lines[view.row][: view.column] if view.row < len(view.lines) else ""
     # The bracket that ends a mark may have been wrapped by itself.
-    begun = _seen(rows[-1]) or rows[-1].strip() == "]"
-    return bool(begun) and _seen("".join(rows)).endswith(wanted)
+    if not _seen(last) and "]" not in last:
+        return ""
+    return _seen("".join([*view.lines[: view.row], last]))
 
 
 def _until(

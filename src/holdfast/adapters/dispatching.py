@@ -164,7 +164,7 @@ class Dispatching:
             nonlocal tries
             tries = self.log.tried(request.request_id).tries
 
-        sent = self._send(request, begin, again=record.tries > 0, dropped=dropped)
+        sent = self._send(request, begin, dropped)
         left = max(request.tries_max - tries, 0)
         if (record.reason, record.deferred) == (sent.reason.value, True):
             # It waits for what it waited for: nothing happened that the log should tell.
@@ -183,12 +183,7 @@ class Dispatching:
             return self.log.find(record.request_id) or record
 
     def _send(
-        self,
-        request: Request,
-        begin: Callable[[], None],
-        *,
-        again: bool,
-        dropped: Callable[[], bool],
+        self, request: Request, begin: Callable[[], None], dropped: Callable[[], bool]
     ) -> Sent:
         target, cli, socket = request.target, request.cli, request.socket
         leads = target == panes.LEADER
@@ -206,7 +201,6 @@ class Dispatching:
                 cli,
                 mark_of(request.request_id),
                 begin=begin,
-                again=again,
                 dropped=dropped,
             )
         except NotInstalled as error:

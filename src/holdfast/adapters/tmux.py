@@ -36,9 +36,10 @@ _SOCKET = re.compile(r"[\w@+~./-]{1,100}")
 # What tmux says when there is no server to ask.
 _NOBODY = ("no server running", "error connecting to", "no sessions")
 
+_CURSOR = "#{cursor_x} #{cursor_y} #{pane_height}"
 _FIELDS = (
-    "pane_id", "pane_dead", "pane_in_mode", "pane_input_off", "cursor_x", "cursor_y", "pane_pid",
-    "pane_index", "pane_active", "window_index", "window_active",
+    "pane_id", "pane_dead", "pane_in_mode", "pane_input_off", "pane_pid", "pane_index",
+    "pane_active", "window_index", "window_active",
 )  # fmt: skip
 # Names may hold anything: they are quoted.
 _FORMAT = " ".join(
@@ -65,8 +66,6 @@ class PaneState:
     dead: bool
     in_mode: bool
     input_off: bool
-    cursor_x: int
-    cursor_y: int
     # The program that tmux started there, and the name of what is in front.
     pid: int
     command: str
@@ -76,6 +75,14 @@ class PaneState:
     window_active: bool
     number: str
     active: bool
+
+
+class View(NamedTuple):
+    """The lines of a pane, and where the cursor stands among them."""
+
+    lines: list[str]
+    row: int
+    column: int
 
 
 class Tmux:
@@ -110,10 +117,25 @@ class Tmux:
             raise
         return [_state_of(line) for line in told.splitlines()]
 
-    def screen(self, pane_id: str, *, history: int = 0) -> list[str]:
-        """The lines that are to be seen, after so many that have scrolled away."""
-        above = ["-S", str(-history)] if history else []
-        return self._run("capture-pane", "-p", "-t", pane_id, *above).split("\n")
+    def look(self, pane_id: str, *, history: int = 0) -> View | None:
+        """What a pane shows, with so many lines that have scrolled away; None when it is gone.
+
+        One command asks for both, so that cursor and lines are of the same moment.
+        """
+        cursor = ["display-message", "-p", "-t", pane_id, _CURSOR]
+        lines = ["capture-pane", "-p", "-t", pane_id, "-S", str(-history)]
+        try:
+            told, *shown = self._run(*cursor, ";", *lines).split("\n")
+        except TmuxFailed as error:
+            if error.fields["said"].startswith(("can't find", *_NOBODY)):
+                return None
+            raise
+        numbers = told.split()
+        if len(numbers) != 3:
+            return None
+        column, row, height = map(int, numbers)
+        shown = shown[:-1] if shown and not shown[-1] else shown
+        return View(shown, max(len(shown) - height, 0) + row, column)
 
     def type(self, pane_id: str, text: str) -> None:
         """Type a text, as it stands."""
@@ -207,8 +229,6 @@ def _state_of(line: str) -> PaneState:
         dead=given["pane_dead"] == "1",
         in_mode=given["pane_in_mode"] not in ("", "0"),
         input_off=given["pane_input_off"] == "1",
-        cursor_x=int(given["cursor_x"]),
-        cursor_y=int(given["cursor_y"]),
         pid=int(given["pane_pid"]),
         session=session,
         windows=frozenset({given["window_index"], window}),

@@ -11,6 +11,7 @@ from holdfast.app.app import App
 from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
 from holdfast.app.task_handle import TaskHandle
+from holdfast.app.task_waiting import Waiting
 from holdfast.app.tasks import Submission
 from holdfast.app.tasks import limits_of as declared_limits
 from holdfast.clock import SYSTEM, Clock
@@ -81,6 +82,7 @@ class Runtime:
         self._peers = stores
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
         self.submitter = submitting.Submitter(self.store, self.universe)
+        self.waiting = Waiting(self.store, self.universe)
         self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
         self._queues = queues
         self._concurrency = concurrency
@@ -207,6 +209,7 @@ class Runtime:
                 universe=self.universe,
                 worker=self.worker,
                 incarnation=self.incarnation,
+                lease_ttl_s=lease_ttl_s,
                 clock=self.clock,
             )
         if name == "task":

@@ -88,7 +88,11 @@ class Submitter:
             lead = not self._led
             self._led = True
         if not lead:
-            single.gate.acquire()
+            try:
+                single.gate.acquire()
+            except BaseException:
+                self._withdraw(single)
+                raise
         if single.seq is None and single.error is None:
             self._lead()
         if single.error is not None:
@@ -113,12 +117,24 @@ class Submitter:
             raise
         finally:
             with self._lock:
-                following = self._waiting[0] if self._waiting else None
-                self._led = following is not None
-            if following is not None:
-                following.gate.release()
+                self._appoint()
             for one in batch:
                 one.gate.release()
+
+    def _appoint(self) -> None:
+        """Let the first of those who wait submit for all, under the lock."""
+        self._led = bool(self._waiting)
+        if self._waiting:
+            self._waiting[0].appointed = True
+            self._waiting[0].gate.release()
+
+    def _withdraw(self, single: _Single) -> None:
+        """Its thread was interrupted: nobody is to wait for it. What is under way already stays so."""
+        with self._lock:
+            if single in self._waiting:
+                self._waiting.remove(single)
+                if single.appointed:
+                    self._appoint()
 
     def _commit(self, batch: list[_Single]) -> None:
         seqs = self._store.transact(coordinator.submit_all, self._universe, *_columns(batch))
@@ -193,11 +209,12 @@ class _Awaited:
 
 
 class _Single:
-    __slots__ = ("error", "gate", "new", "seq", "spec")
+    __slots__ = ("appointed", "error", "gate", "new", "seq", "spec")
 
     def __init__(self, spec: Spec, new: New) -> None:
         self.spec = spec
         self.new = new
+        self.appointed = False
         self.seq: int | None = None
         self.error: BaseException | None = None
         self.gate = threading.Lock()
@@ -259,7 +276,7 @@ def submit_all(runtime: Runtime, submissions: Iterable[Submission]) -> list[Any]
         if not isinstance(one, Submission):
             raise Invalid(what="task", found=repr(one)[:64], expected="fn.options(…).call(…)")
         call_of(runtime, one.call)
-    keyed = {one.call.key: index for index, one in enumerate(given) if one.call.key}
+    keyed = _by_key(given)
     order = _in_order(given, keyed)
     place = {index: at for at, index in enumerate(order)}
     specs: list[Spec] = []
@@ -323,6 +340,18 @@ def _dependency(runtime: Runtime, one: Any) -> int:
     if not isinstance(one, str):
         raise Invalid(what="after", found=repr(one)[:64], expected="handles or ids of tasks")
     return runtime.store.read(look.find, runtime.universe, parse_task(one)).seq
+
+
+def _by_key(given: list[Submission]) -> dict[str, int]:
+    """Which of them a key names, where only one has it."""
+    named = {one for each in given for one in each.call.after if isinstance(one, str)}
+    found: dict[str, int] = {}
+    for at, one in enumerate(given):
+        key = one.call.key
+        first = found.setdefault(key, at) if key else at
+        if key in named and given[first].call.task is not one.call.task:
+            raise Invalid(what="after", key=key, why="two different tasks have this key")
+    return found
 
 
 def _in_order(given: list[Submission], keyed: dict[str, int]) -> list[int]:

@@ -95,10 +95,8 @@ class TaskHandle(Generic[T]):
         return self._value(found)
 
     async def result_async(self) -> T:
-        """`result`, for coroutines: `await handle` is the same. It takes a thread while it waits."""
-        import asyncio
-
-        return await asyncio.to_thread(self.result)
+        """`result`, for coroutines: `await handle` is the same."""
+        return self._value(await self._runtime.waiting.until(self._ended))
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()

@@ -24,12 +24,13 @@ from holdfast.durable import item as items
 from holdfast.durable.bounds import check_limit, check_ttl
 from holdfast.durable.item import (
     Event,
+    Hold,
     Item,
     Keys,
     State,
     Tally,
     Tried,
-    decode,
+    decode_hold,
     keys_of,
     pack,
     pack_int,
@@ -96,10 +97,10 @@ def ack(txn: Txn, claims: Sequence[Token]) -> None:
     for keys, tokens in _by_queue(claims):
         for token in tokens:
             packed_seq = pack_int(token.seq)
-            item = _held(txn, keys, token, packed_seq)
-            if item is None:
+            hold = _hold(txn, keys, token, packed_seq)
+            if hold is None:
                 raise _lost(token)
-            _finish(txn, keys, item, packed_seq)
+            _finish(txn, keys, hold, packed_seq)
         tally = Tally()
         tally.move(State.CLAIMED, Event.ACK, len(tokens))
         tally.save(txn, keys)
@@ -140,17 +141,18 @@ def settle(
     for index, token in enumerate(acks):
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
-        item = _held(txn, keys, token, packed_seq)
-        if item is None:
+        hold = _hold(txn, keys, token, packed_seq)
+        if hold is None:
             ends.append(LOST)
             continue
         refused = _join(txn, joined.get(index, ()))
         if refused is not None:
+            item = items.whole(txn, keys, packed_seq)
             failure = Failure(token, refused.code, str(refused), refused.retryable)
             end = _fail(txn, keys, item, packed_seq, failure, budget, tallies[token.queue])
             ends.append(end.value)
             continue
-        _finish(txn, keys, item, packed_seq)
+        _finish(txn, keys, hold, packed_seq)
         acked[token.queue] += 1
         ends.append(DONE)
     for queue, n in acked.items():
@@ -160,12 +162,12 @@ def settle(
         queue = failure.claim.queue
         keys = keys_of(queue)
         packed_seq = pack_int(failure.claim.seq)
-        item = _held(txn, keys, failure.claim, packed_seq)
-        if item is None:
+        held = _held(txn, keys, failure.claim, packed_seq)
+        if held is None:
             ends.append(LOST)
             continue
         _join(txn, joined.get(index, ()))
-        end = _fail(txn, keys, item, packed_seq, failure, budget, tallies[queue])
+        end = _fail(txn, keys, held, packed_seq, failure, budget, tallies[queue])
         ends.append(end.value)
     for queue, tally in tallies.items():
         tally.save(txn, keys_of(queue))
@@ -243,39 +245,46 @@ def extend(txn: Txn, claims: Sequence[Token], ttl_ns: int) -> list[int | None]:
     for token in claims:
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
-        item = _held(txn, keys, token, packed_seq)
-        if item is None:
+        hold = _hold(txn, keys, token, packed_seq)
+        if hold is None:
             answers.append(None)
             continue
-        expires_ns = max(item.expires_ns, txn.now_ns + ttl_ns)
-        txn.delete(keys.claims + pack_int(item.expires_ns) + packed_seq)
+        expires_ns = max(hold.expires_ns, txn.now_ns + ttl_ns)
+        txn.delete(keys.claims + pack_int(hold.expires_ns) + packed_seq)
         txn.put(keys.claims + pack_int(expires_ns) + packed_seq, packed_seq)
-        txn.put(keys.items + packed_seq, pack(replace(item, expires_ns=expires_ns)))
+        txn.put(keys.holds + packed_seq, pack(replace(hold, expires_ns=expires_ns)))
         answers.append(expires_ns)
     return answers
 
 
 def holds(txn: Txn, claim: Token) -> bool:
     """Whether this is the item's current claim, and live."""
-    return _held(txn, keys_of(claim.queue), claim, pack_int(claim.seq)) is not None
+    return _hold(txn, keys_of(claim.queue), claim, pack_int(claim.seq)) is not None
+
+
+def _hold(txn: Txn, keys: Keys, token: Token, packed_seq: bytes) -> Hold | None:
+    """The claim, if the token is its and it is live."""
+    row = txn.get(keys.holds + packed_seq)
+    if row is None:
+        return None
+    hold = decode_hold(row)
+    if hold.claims != token.number or hold.owner != token.owner or txn.now_ns >= hold.expires_ns:
+        return None
+    return hold
 
 
 def _held(txn: Txn, keys: Keys, token: Token, packed_seq: bytes) -> Item | None:
     """The item, if the token is its current claim and live."""
-    row = txn.get(keys.items + packed_seq)
-    if row is None:
+    if _hold(txn, keys, token, packed_seq) is None:
         return None
-    item = decode(row)
-    if item.claims != token.number or item.owner != token.owner or txn.now_ns >= item.expires_ns:
-        return None
-    return item
+    return items.whole(txn, keys, packed_seq)
 
 
-def _finish(txn: Txn, keys: Keys, item: Item, packed_seq: bytes) -> None:
+def _finish(txn: Txn, keys: Keys, hold: Hold, packed_seq: bytes) -> None:
     txn.delete(keys.items + packed_seq)
-    items.drop_claim(txn, keys, item, packed_seq)
-    if item.blob:
-        blobs.release(txn, item.blob)
+    items.drop_claim(txn, keys, hold, packed_seq)
+    if hold.blob:
+        blobs.release(txn, hold.blob)
 
 
 def _fail(
@@ -318,13 +327,13 @@ def give_back(txn: Txn, keys: Keys, packed_seq: bytes, item: Item, after: Item) 
     txn.notify(keys.topic)
 
 
-def claim_of(queue: str, packed_seq: bytes, item: Item) -> Claim:
+def claim_of(queue: str, packed_seq: bytes, item: Item, hold: Hold | Item) -> Claim:
     return Claim(
         queue,
         int.from_bytes(packed_seq[1:], "big"),
-        item.claims,
-        item.owner,
-        item.expires_ns,
+        hold.claims,
+        hold.owner,
+        hold.expires_ns,
         item.priority,
         item.failures,
         item.expiries,

@@ -2,9 +2,13 @@
 
     ready     in the ready index, by priority (larger first), then turn, then seq
     delayed   in the delayed index, by the time before which it must not run
-    claimed   in the expiry index and in the owner index; the item row names the claim
+    claimed   in the expiry index and in the owner index; a row beside the item's names the claim
     done      gone, counted
     dead      a dead letter, and no item any more (see `dead`)
+
+Rows of items lie in the order in which they were put, and are claimed in another: those of many worlds
+lie far apart. So a claim does not write there: it has a row of its own, among the few that are claimed
+now, and the item's row is written again when the claim has ended in anything but an ack.
 
 The table below is the only way from one to another, and the counters move by it, a whole batch at
 a time: `Tally.move` is one step for n items. The values of the index rows are the packed seq, so
@@ -99,8 +103,19 @@ class Tried(Record, frozen=True):
     error: str = ""
 
 
+class Hold(Record, frozen=True):
+    """The row of a claim: its number, whose it is, from when until when, and the item's blob."""
+
+    claims: int
+    owner: str
+    expires_ns: int
+    claimed_ns: int
+    blob: bytes = b""
+
+
 class Item(Record, frozen=True):
-    """The row. Unclaimed when `expires_ns` is 0; `claims` is the number of the last claim."""
+    """An item, with its claim if it has one (`whole`): its row knows `claims`, the number of the last
+    claim that has ended, and of a claim that stands nothing. Unclaimed when `expires_ns` is 0."""
 
     payload: bytes
     blob: bytes
@@ -142,7 +157,7 @@ class Keys:
     """The packed prefixes of one queue."""
 
     __slots__ = (
-        "claims", "counts", "dead", "delayed", "died", "groups", "items", "last_seq", "owners",
+        "claims", "counts", "dead", "delayed", "died", "groups", "holds", "items", "last_seq", "owners",
         "queue", "ready", "topic", "turn", "withdrawn",
     )  # fmt: skip
 
@@ -153,6 +168,7 @@ class Keys:
         self.items, self.ready, self.delayed, self.claims, self.owners, self.dead, self.died = (
             schema.prefix(schema.Space.QUEUE, queue, kind) for kind in "irdxozt"
         )
+        self.holds = schema.prefix(schema.Space.QUEUE, queue, "h")
         self.counts = schema.prefix(schema.Space.QUEUE, queue, "n")
         self.groups = schema.prefix(schema.Space.QUEUE, queue, "g")
         self.turn = schema.prefix(schema.Space.QUEUE, queue, "turn")
@@ -169,6 +185,7 @@ def topic(queue: str) -> str:
 
 keys_of = lru_cache(maxsize=4096)(Keys)
 decode = codec.decoder(Item).decode
+decode_hold = codec.decoder(Hold).decode
 decode_counts = codec.decoder(Counts).decode
 pack = codec.pack
 pack_int = tuples.pack_int
@@ -341,14 +358,31 @@ def tried(item: Item, end: str, ended_ns: int, code: str, error: str) -> tuple[T
 
 
 def load(txn: Txn, keys: Keys, packed_seq: bytes) -> Item:
-    """The item that an index row speaks of."""
+    """The item that an index row of those that wait speaks of."""
     row = txn.get(keys.items + packed_seq)
     if row is None:
         raise StoreCorrupt(queue=keys.queue, seq=seq_of(packed_seq), why="indexed but not there")
     return decode(row)
 
 
-def drop_claim(txn: Txn, keys: Keys, item: Item, packed_seq: bytes) -> None:
+def whole(txn: Txn, keys: Keys, packed_seq: bytes) -> Item:
+    """The item, with its claim if it has one."""
+    item = load(txn, keys, packed_seq)
+    row = txn.get(keys.holds + packed_seq)
+    if row is None:
+        return item
+    hold = decode_hold(row)
+    return replace(
+        item,
+        claims=hold.claims,
+        owner=hold.owner,
+        expires_ns=hold.expires_ns,
+        claimed_ns=hold.claimed_ns,
+    )
+
+
+def drop_claim(txn: Txn, keys: Keys, item: Item | Hold, packed_seq: bytes) -> None:
+    txn.delete(keys.holds + packed_seq)
     txn.delete(keys.claims + pack_time(item.expires_ns) + packed_seq)
     txn.delete(keys.owners + pack_owner(item.owner) + packed_seq)
 

@@ -50,6 +50,7 @@ from holdfast.durable.item import (
     ITEM,
     Counts,
     Event,
+    Hold,
     Item,
     Keys,
     State,
@@ -177,7 +178,7 @@ def claim_judged(
     expires_ns = now_ns + ttl_ns
     by_expiry = keys.claims + pack_int(expires_ns)
     by_owner = keys.owners + pack_owner(owner)
-    put, delete, by_seq = txn.put, txn.delete, keys.items
+    put, delete, holds = txn.put, txn.delete, keys.holds
     claims: list[Claim] = []
     care = _Care(budget.alone_from, limit if again_max is None else again_max)
     found = _next(txn, keys, keys.ready, limit, care)
@@ -193,14 +194,12 @@ def claim_judged(
             found += _admitted(txn, keys, seen, admission, tally) if seen else []
         turned_away = looked - len(found)
     for key, packed_seq, was in found:
-        item = replace(
-            was, claims=was.claims + 1, owner=owner, expires_ns=expires_ns, claimed_ns=now_ns
-        )
+        hold = Hold(was.claims + 1, owner, expires_ns, now_ns, was.blob)
         delete(key)
-        put(by_seq + packed_seq, pack(item))
+        put(holds + packed_seq, pack(hold))
         put(by_expiry + packed_seq, packed_seq)
         put(by_owner + packed_seq, packed_seq)
-        claims.append(claim_of(queue, packed_seq, item))
+        claims.append(claim_of(queue, packed_seq, was, hold))
     if claims:
         tally.move(State.READY, Event.CLAIM, len(claims))
     tally.save(txn, keys)
@@ -301,10 +300,9 @@ def withdraw(txn: Txn, queue: str, seq: int, claimed: bool = False) -> bool:
     """
     keys = keys_of(queue)
     packed_seq = pack_int(seq)
-    row = txn.get(keys.items + packed_seq)
-    if row is None:
+    if txn.get(keys.items + packed_seq) is None:
         return False
-    item = decode(row)
+    item = items.whole(txn, keys, packed_seq)
     if item.expires_ns and not claimed:
         return False
     tally = Tally()
@@ -391,10 +389,11 @@ def claims_of(txn: Txn, queue: str, owner: str, limit: int) -> list[Claim]:
     check_name("owner", owner)
     check_limit(limit)
     mine = keys.owners + pack_owner(owner)
-    return [
-        claim_of(queue, packed_seq, items.load(txn, keys, packed_seq))
-        for _, packed_seq in txn.scan(mine, tuples.after(mine), limit)
-    ]
+    found = []
+    for _, packed_seq in txn.scan(mine, tuples.after(mine), limit):
+        item = items.whole(txn, keys, packed_seq)
+        found.append(claim_of(queue, packed_seq, item, item))
+    return found
 
 
 def next_due_ns(txn: Txn, queue: str, ahead_ns: int = 0) -> int | None:
@@ -426,7 +425,7 @@ def _overdue(txn: Txn, keys: Keys, limit: int) -> list[Row]:
 
 def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tally) -> None:
     for _, packed_seq in overdue:
-        item = items.load(txn, keys, packed_seq)
+        item = items.whole(txn, keys, packed_seq)
         tried = items.tried(item, "expired", item.expires_ns, "claim_expired", "")
         after = replace(item, expiries=item.expiries + 1, tried=tried)
         if after.expiries >= budget.expiries_max:

@@ -178,7 +178,7 @@ def _effect(txn: Txn, universe: str, raw: bytes, known: publish.Pending) -> Effe
         state = "done" if letter is None else "dead"
         intent = None if letter is None else wanted_in(txn, letter)
         return EffectRow(universe, raw, known, state, world, letter=letter, intent=intent)
-    item = items.decode(row)
+    item = items.whole(txn, keys, packed)
     ready = txn.get(keys.ready_key(item.priority, item.turn, packed)) is not None
     state = "claimed" if item.expires_ns else "ready" if ready else "delayed"
     intent = wanted_in(txn, item)
@@ -186,7 +186,7 @@ def _effect(txn: Txn, universe: str, raw: bytes, known: publish.Pending) -> Effe
 
 
 def _item_row(txn: Txn, universe: str, keys: items.Keys, packed: bytes) -> IntentRow:
-    item = items.load(txn, keys, packed)
+    item = items.whole(txn, keys, packed)
     intent = codec.unpack_as(Intent, queue.payload_of(txn, item))
     return IntentRow(
         seq_of(packed),

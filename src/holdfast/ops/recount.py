@@ -72,6 +72,7 @@ def _queue(txn: Txn, name: str) -> Iterator[Difference]:
         for prefix in (keys.ready, keys.delayed, keys.claims, keys.owners, keys.died)
     )
     dead = {key[len(keys.dead) :] for key, _ in _rows(txn, keys.dead)}
+    held = {key[len(keys.holds) :] for key, _ in _rows(txn, keys.holds)}
     for state, rows in (
         ("ready", ready),
         ("delayed", delayed),
@@ -82,6 +83,8 @@ def _queue(txn: Txn, name: str) -> Iterator[Difference]:
             yield _differs("queue", name, f"counter {state}", getattr(kept, state), len(rows))
     if by_owner != by_expiry:
         yield _differs("queue", name, "claims by owner", len(by_owner), len(by_expiry))
+    if held != by_expiry:
+        yield _differs("queue", name, "claims", len(held), len(by_expiry))
     if died != dead:
         yield _differs("queue", name, "dead letters by time", len(died), len(dead))
     total = kept.ready + kept.delayed + kept.claimed + kept.dead + kept.done
@@ -89,9 +92,9 @@ def _queue(txn: Txn, name: str) -> Iterator[Difference]:
     if kept.done < 0 or total > given:
         yield _differs("queue", name, "counter done", kept.done, f"{given} items in all")
     seen = 0
-    for key, row in _rows(txn, keys.items):
+    for key, _ in _rows(txn, keys.items):
         packed_seq = key[len(keys.items) :]
-        claimed = bool(item.decode(row).expires_ns)
+        claimed = packed_seq in held
         there = (packed_seq in ready, packed_seq in delayed, packed_seq in by_expiry)
         if sum(there) != 1 or there[2] != claimed:
             index = "the index of claims" if claimed else "one index of those that wait"

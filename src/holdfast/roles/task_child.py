@@ -1,6 +1,6 @@
 """Tasks that run in processes of their own.
 
-Each hand of the crew has one child, spawned when it is first needed, and gives it one task at a time.
+A child is spawned when a hand needs one and none is idle, and is given one task at a time.
 A child that dies ends its task's attempt as `exited`, which counts as an expiry: a task that kills its
 process again and again is DEAD in the end, and nobody else is hurt. A task that is cancelled or out of
 time is told; a child that does not come back within `GRACE_S` is killed.
@@ -17,6 +17,7 @@ import contextlib
 import importlib
 import importlib.util
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -42,34 +43,42 @@ class ChildLost(HoldfastError):
 
 
 class Children:
-    """The children of a crew, by the thread that looks after each."""
+    """The children of a crew. They belong to no hand in particular: one that is written off with its
+    hand would be idle for ever."""
 
     def __init__(self) -> None:
-        self._mine = threading.local()
+        self._idle: list[Child] = []
         self._all: set[Child] = set()
         self._lock = threading.Lock()
+        self._closed = False
 
     def attempt(self, run: TaskRun, clock: Clock) -> Ended:
-        child: Child | None = getattr(self._mine, "child", None)
-        if child is None or not child.alive:
-            if child is not None:
-                self._forget(child)
-            child = self._mine.child = Child()
-            with self._lock:
-                self._all.add(child)
+        child = self._take()
         report = child.run(run)
-        if not child.alive:
-            self._forget(child)
-            self._mine.child = None
+        with self._lock:
+            if child.alive and not self._closed:
+                self._idle.append(child)
+            else:
+                self._all.discard(child)
+                child.end()
         return Ended(run, report, clock.mono_ns() - run.began_ns)
 
-    def _forget(self, child: Child) -> None:
-        child.end()
+    def _take(self) -> Child:
+        """The one that was idle for the shortest time, or a new one."""
         with self._lock:
-            self._all.discard(child)
+            while self._idle:
+                child = self._idle.pop()
+                if child.alive:
+                    return child
+                self._all.discard(child)
+                child.end()
+            child = Child()
+            self._all.add(child)
+            return child
 
     def close(self) -> None:
         with self._lock:
+            self._closed = True
             children, self._all = list(self._all), set()
         for child in children:
             child.end()
@@ -116,6 +125,9 @@ class Child:
                 if what == "progress":
                     run.progressed = True
                     run.said = rest[0] if rest[0] is not None else run.said
+            elif not self.alive and not self._pipe.poll(0):
+                # Its end of the pipe may live on in what it has forked.
+                raise EOFError
             elif run.dropped and not told_ns:
                 told_ns = SYSTEM.mono_ns()
                 self._pipe.send_bytes(b"\xc0")
@@ -136,15 +148,21 @@ class Child:
 class _Distant(TaskRun):
     """A run whose worker is in another process."""
 
-    __slots__ = ("_pipe",)
+    __slots__ = ("_pipe", "_sending")
 
     def __init__(self, grant: Grant, code: Any, pipe: Connection) -> None:
         super().__init__(grant, code)
         self._pipe = pipe
+        # Threads of the task may say something, too.
+        self._sending = threading.Lock()
 
     def progress(self, value: Any = None) -> None:
         super().progress(value)
-        self._pipe.send_bytes(msgspec.msgpack.encode(["progress", self.said]))
+        self.send("progress", self.said)
+
+    def send(self, what: str, value: Any) -> None:
+        with self._sending:
+            self._pipe.send_bytes(msgspec.msgpack.encode([what, value]))
 
 
 def main() -> None:
@@ -174,6 +192,10 @@ def serve(pipe: Connection, script: str) -> None:
             calls.append(body)
             came.release()
 
+    # A terminal and a supervisor signal whole groups. When we end is our parent's to say; a handler,
+    # unlike a signal that is ignored, is not passed on to what a task starts.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
     threading.Thread(target=listen, daemon=True).start()
     while True:
         came.acquire()
@@ -184,12 +206,13 @@ def serve(pipe: Connection, script: str) -> None:
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             report = Report(grant.seq, grant.lease, End.FAILED, b"", "not_importable", text)
+            pipe.send_bytes(msgspec.msgpack.encode(["end", report]))
         else:
             now[:] = [run]
             run.begin(SYSTEM.mono_ns(), SYSTEM)
             report = attempt(run, SYSTEM).report
             now.clear()
-        pipe.send_bytes(msgspec.msgpack.encode(["end", report]))
+            run.send("end", report)
 
 
 def find(module: str, name: str, script: str = "") -> Any:

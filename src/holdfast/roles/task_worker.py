@@ -61,7 +61,10 @@ MAINTAIN_BATCH = 1_000
 PROGRESS_NS = S
 # How long tasks that may be leased only by themselves wait for the others to end.
 PATIENCE_NS = 2 * S
+# How long such a task then has its worker to itself: what kills, mostly does so soon.
+SOLITUDE_NS = 2 * S
 PAUSE_S = 0.05
+LEAVE_TRIES = 40
 # How long reports wait for others while the hands are busy anyway.
 LINGER_S = 0.002
 # How long coroutines that are cancelled have to clean up when their worker leaves.
@@ -116,10 +119,13 @@ class TaskWorker:
         self._reports: list[Report] = []
         self._looking = True
         self._lingered = False
+        self._turns = 0
         self._due_ns: int | None = None
         self._revocations = 0
         self._suspects_since_ns = 0
         self._suspects = False
+        self._lone: TaskRun | None = None
+        self._lone_since_ns = 0
         self._renew_ns = 0
         self._beat_ns = 0
         self._maintain_ns = 0
@@ -207,6 +213,8 @@ class TaskWorker:
             until_ns = min(until_ns, self._renew_ns)
         if self._suspects and self._hands.busy:
             until_ns = min(until_ns, self._suspects_since_ns + PATIENCE_NS)
+        if self._solitary():
+            until_ns = min(until_ns, self._lone_since_ns + SOLITUDE_NS)
         rest_s = (until_ns - now_ns) / S
         return min(rest_s, self._hands.rest_s, LINGER_S if self._lingered else rest_s)
 
@@ -258,7 +266,7 @@ class TaskWorker:
             self.owner,
             self.store.generation,
             reports,
-            self.queues,
+            self._in_turn(),
             limit,
             alone,
         )
@@ -268,14 +276,29 @@ class TaskWorker:
         self._take(turned.leased, limit)
         return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
 
+    def _in_turn(self) -> list[str]:
+        """Our queues, each first in its turn: one that is always full starves no other."""
+        self._turns = (self._turns + 1) % len(self.queues)
+        return self.queues[self._turns :] + self.queues[: self._turns]
+
     def _wanted(self) -> tuple[int, bool]:
         """How many to lease, and whether a suspect may be among them."""
+        if self._solitary():
+            return 0, False
         if self._suspects:
             waited = self.store.now_ns() - self._suspects_since_ns >= PATIENCE_NS
             if self._hands.busy and not waited:
                 return 0, False
             return 1, True
         return self._hands.room, False
+
+    def _solitary(self) -> bool:
+        """Whether a suspect runs that is to have nothing beside it yet."""
+        lone = self._lone
+        if lone is None or self._held.get(lone.token) is not lone:
+            self._lone = None
+            return False
+        return self.store.now_ns() - self._lone_since_ns < SOLITUDE_NS
 
     def _take(self, leased: Leased, limit: int) -> None:
         taken_ns = self._clock.mono_ns()
@@ -289,6 +312,8 @@ class TaskWorker:
             self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
             self._held[run.token] = run
             runs.append(run)
+            if grant.suspect and code.isolation != "process":
+                self._lone, self._lone_since_ns = run, self.store.now_ns()
         if runs:
             self._hands.give(runs)
         if limit:
@@ -408,14 +433,28 @@ class TaskWorker:
         until_ns = self._clock.mono_ns() + self._grace_ns
         while self._held and self._clock.mono_ns() < until_ns:
             self._collect()
-            self._report_all()
-            self._attend()
+            self._insist(self._report_all)
+            self._insist(self._attend)
             self._stopping_rest()
         for run in list(self._held.values()):
             self._give_back(run)
             self._hands.drop(run)
         self._collect()
-        self._report_all()
+        self._insist(self._report_all)
+        self._insist(self._unregister)
+
+    def _insist(self, do: Callable[[], None]) -> None:
+        """Whoever leaves has no next step: a store that is busy now is asked again, a few times."""
+        for left in reversed(range(LEAVE_TRIES)):
+            try:
+                return do()
+            except HoldfastError as error:
+                passing = error.retryable or isinstance(error, CommitUnknown)
+                if not passing or not left:
+                    raise
+                self._clock.sleep(PAUSE_S)
+
+    def _unregister(self) -> None:
         self.store.transact(workers.forget, self.universe, self.worker, self.incarnation)
 
     def _stopping_rest(self) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 
 import msgspec
 
+from holdfast.sim import audit_tasks
+
 Plain = dict[str, Any]
 
 
@@ -25,6 +27,7 @@ ITEM = _names(
     "payload blob priority enqueued_ns not_before_ns claims failures expiries owner expires_ns "
     "redrive_of code error"
 )
+HOLD = _names("claims owner expires_ns")
 DEAD = _names(
     "queue seq payload code error failures expiries claims priority enqueued_ns not_before_ns "
     "died_ns owner redrive_of blob"
@@ -65,6 +68,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
     leases: defaultdict[str, Plain] = defaultdict(dict)
     blobs: Plain = {"data": {}, "refs": {}, "idle": []}
     worlds: defaultdict[str, Plain] = defaultdict(_new_universe)
+    tasks: defaultdict[str, Plain] = defaultdict(audit_tasks.new_universe)
     log: list[Plain] = []
     last: dict[tuple[Any, ...], int] = {}
     generation = 0
@@ -98,6 +102,12 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
             _world_row(worlds[path[0]], path[1:], value)
         elif space == 12:
             worlds[path[0]]["hints"].append([path[1], path[3]])
+        elif space == 15:
+            audit_tasks.task_row(tasks[path[0]], path[1:], value)
+    for queue in queues.values():
+        # A claim of no item is a row too many among the claims.
+        for seq, hold in queue.pop("holds").items():
+            queue["expiry"].append([hold["expires_ns"], seq])
     for path, number in last.items():
         if path[0] == 8:
             queues[path[1]]["last_seq"] = number
@@ -111,6 +121,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         "dedupe": dedupe,
         "leases": leases,
         "worlds": worlds,
+        "tasks": tasks,
     }
     return {**{name: dict(part) for name, part in found.items()}, "blobs": blobs, "lease_log": log,
             "generation": generation}  # fmt: skip
@@ -142,7 +153,7 @@ def decode_key(data: bytes) -> tuple[Any, ...]:
 def _new_queue() -> Plain:
     return {
         "items": {}, "ready": [], "delayed": [], "expiry": [], "owners": [], "dead": {},
-        "died": [], "counts": dict.fromkeys(COUNTS, 0), "last_seq": 0,
+        "died": [], "counts": dict.fromkeys(COUNTS, 0), "last_seq": 0, "holds": {},
     }  # fmt: skip
 
 
@@ -176,8 +187,13 @@ def _int(value: bytes) -> int:
     return int.from_bytes(value, "big", signed=True)
 
 
+def _set_hold(queue: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    # Before the items, in the order of keys.
+    queue["holds"][path[0]] = _fields(HOLD, value)
+
+
 def _set_item(queue: Plain, path: tuple[Any, ...], value: bytes) -> None:
-    queue["items"][path[0]] = _fields(ITEM, value)
+    queue["items"][path[0]] = {**_fields(ITEM, value), **queue["holds"].pop(path[0], {})}
 
 
 def _set_dead(queue: Plain, path: tuple[Any, ...], value: bytes) -> None:
@@ -196,6 +212,7 @@ def _index(name: str) -> Callable[[Plain, tuple[Any, ...], bytes], None]:
 
 
 _QUEUE_ROWS: dict[str, Callable[[Plain, tuple[Any, ...], bytes], None]] = {
+    "h": _set_hold,
     "i": _set_item,
     "r": _index("ready"),
     "d": _index("delayed"),

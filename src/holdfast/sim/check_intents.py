@@ -278,7 +278,5 @@ def calls(model: Model) -> Iterator[Violation]:
         order = (call["kind"], call["args"][1])
         seen = keys.setdefault(order, set())
         seen.add(call["key"])
-        if model.restored and not intents[order]:
-            continue  # begun before the restore, by a pool that had not noticed it
         if order[1] and len(seen) > intents[order]:
             yield Violation("E3", f"call {number}: {len(seen)} keys of {intents[order]} intents")

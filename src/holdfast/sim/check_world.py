@@ -323,3 +323,7 @@ def _blob_names(rows: Plain) -> Iterator[str]:
         for saved in subject["states"].values():
             if saved["state"] is None:
                 yield saved["hash"].hex()
+    for tasks in rows.get("tasks", {}).values():
+        for row in [*tasks["bodies"].values(), *tasks["statuses"].values()]:
+            if row["blob"]:
+                yield row["blob"].hex()

@@ -42,10 +42,10 @@ class _Replay:
             self.found += check_intents.Compared(self.model, event).found()
         elif event.op == "diverged":
             self._diverged(event)
-        elif event.op == "restore":
-            self.model.restored = True
         elif event.op == "effect.call":
-            self.model.calls[event.args["n"]] = event.args
+            # One that was begun before a restore, by a pool that has not noticed, is not of this life.
+            if not event.args.get("late"):
+                self.model.calls[event.args["n"]] = event.args
         elif event.applied and event.op in _STEPS:
             _STEPS[event.op](self, event)
 
@@ -152,7 +152,7 @@ class _Replay:
             intents.empty(subject, check_app.slot_of(want) or "", event.i)
             return
         if want.kind == "effect.cancel":
-            intents.cancel(subject, want.params)
+            intents.cancel(subject, want.params, world.given.names)
             return
         if want.key is not None:
             known = want.hash in world.ordered

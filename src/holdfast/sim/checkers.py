@@ -15,6 +15,7 @@ from holdfast.sim import (
     check_ledger,
     check_queue,
     check_run,
+    check_tasks,
     check_world,
     check_worlds,
 )
@@ -41,21 +42,34 @@ def _found(number: str) -> Check:
 
 def _replays(history: History) -> list[Violation]:
     if history.memo is None:
-        replays = (check_queue, check_world, check_worlds, check_ledger)
+        replays = (check_queue, check_world, check_worlds, check_ledger, check_tasks)
         history.memo = [found for replay in replays for found in replay.findings(history)]
     return history.memo
 
 
 _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
-    ("L1", "validity intervals of different holders are disjoint", (check_lease.check_l1,)),
-    ("L2", "epochs strictly increase per grant", (check_lease.check_l2,)),
+    (
+        "L1",
+        "validity intervals of different holders are disjoint",
+        (check_lease.check_l1, _found("L1")),
+    ),
+    ("L2", "epochs strictly increase per grant", (check_lease.check_l2, _found("L2"))),
     ("L3", "guarded writes are of the current holder, in time", (check_lease.check_l3,)),
-    ("L4", "a renewal keeps holder and epoch, and was not late", (check_lease.check_l4,)),
-    ("L5", "a grant after an expiry is preceded by its record", (check_lease.check_l5,)),
+    (
+        "L4",
+        "a renewal keeps holder and epoch, and was not late",
+        (check_lease.check_l4, _found("L4")),
+    ),
+    (
+        "L5",
+        "a grant after an expiry is preceded by its record",
+        (check_lease.check_l5, _found("L5")),
+    ),
     ("L6", "a fenced incarnation commits nothing more", (check_lease.check_l6,)),
     ("L7", "sweeps and deletes carry a token", (check_lease.check_l7, _found("L7"))),
     ("L8", "lease operations follow the sequential model", (check_lease.check_l8,)),
-    ("L9", "no renewal without progress", (check_lease.check_l9,)),
+    ("L9", "no renewal without progress", (check_lease.check_l9, _found("L9"))),
+    ("L10", "a leased task has one lease, a waiting one none", (_found("L10"),)),
     ("S1", "every transition is in its table", (check_lease.check_s1, _found("S1"))),
     ("S2", "one terminal for each attempt, committed is for good", (_found("S2"),)),
     ("S3", "budgets hold, exhaustion is death, once", (_found("S3"),)),
@@ -79,6 +93,8 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("K1", "a fork has its parent's state, and nothing else", (_found("K1"),)),
     ("A1", "a lease goes to no worker that the assignment excludes", (_found("A1"),)),
     ("A2", "no more begins in a second than a rate allows", (check_run.check_a2,)),
+    ("A3", "no more tasks are leased than their limit allows", (_found("A3"),)),
+    ("A4", "the next task is granted, by priority and age", (_found("A4"),)),
     ("T1", "a timer fires once, never early", (_found("T1"),)),
     ("T2", "overdue timers fire after any downtime", (check_run.check_t2,)),
     ("D1", "ack removes item and claim; dead letters keep all", (_found("D1"),)),

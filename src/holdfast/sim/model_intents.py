@@ -152,9 +152,13 @@ class Open:
     owed: dict[bytes, str] = field(default_factory=dict)
     # What keys stand for.
     keys: dict[bytes, bytes] = field(default_factory=dict)
+    # What a fork calls intents of its parent that were reissued for it.
+    names: dict[bytes, bytes] = field(default_factory=dict)
 
     def copy(self) -> Open:
-        return Open(dict(self.effects), dict(self.timers), dict(self.owed), dict(self.keys))
+        return Open(
+            dict(self.effects), dict(self.timers), dict(self.owed), dict(self.keys), self.names
+        )
 
     def got(self, ingress: Plain) -> None:
         name = ingress["intent_hash"]
@@ -173,8 +177,9 @@ class Open:
         elif want.kind == "timer.cancel" and slot is not None:
             self.timers.pop(slot, None)
         elif want.kind == "effect.cancel":
-            if self.effects.pop(want.params, None) is not None:
-                self.owed[want.params] = "cancelled"
+            for name in (want.params, self.names.get(want.params, b"")):
+                if self.effects.pop(name, None) is not None:
+                    self.owed[name] = "cancelled"
         elif want.kind in check_app.EFFECTS and self.is_new(want):
             self.effects[want.hash] = want
 
@@ -206,10 +211,12 @@ class Intents:
     def want(self, subject: str, want: Want) -> None:
         self.wants.setdefault(want.hash, (subject, want))
 
-    def cancel(self, subject: str, hash: bytes) -> None:
-        found = self.wants.get(hash)
-        if found is not None and found[0] == subject:
-            self.cancelled.add(hash)
+    def cancel(self, subject: str, hash: bytes, names: dict[bytes, bytes]) -> None:
+        """A world takes back what is its own, by its name or by the one that its parent had for it."""
+        for name in (hash, names.get(hash, b"")):
+            found = self.wants.get(name)
+            if found is not None and found[0] == subject:
+                self.cancelled.add(name)
 
     def set_timer(self, timer: Timer, i: int) -> None:
         self.empty(timer.subject, timer.slot, i)
@@ -250,6 +257,8 @@ class Intents:
                 again = replace(want, hash=name)
                 self.want(child, again)
                 given.want(again, self.timers)
+                known = [one for one, named in wishes.names.items() if named == want.hash]
+                given.names |= dict.fromkeys([want.hash, *known], name)
             elif policy == "fail":
                 given.owed[want.hash] = "dropped_by_fork"
         if policy != "drop":

@@ -67,8 +67,6 @@ class Model:
     intents: Intents = field(default_factory=Intents)
     # When its present host got a world.
     granted_ns: dict[str, int] = field(default_factory=dict)
-    # Whether this life of the store began with a backup.
-    restored: bool = False
     # Whether inboxes are full at times.
     crowded: bool = False
     # Deleted worlds: the last number that their inboxes gave.

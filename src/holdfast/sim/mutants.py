@@ -15,13 +15,13 @@ from holdfast.sim.mutants_worlds import WORLDS
 from holdfast.sim.settings import HAS_LEDGER, Workload
 
 _guard = "store.txn:check_guard"
-_held = "durable.claim:_held"
+_held = "durable.claim:_hold"
 _FENCE = Edit(_guard, "fence != guard.fence", "False")
 _GENERATION = Edit(_guard, "guard.generation != generation", "False")
 _EXPIRY = Edit(_guard, "expiry is None or now_ns >= schema.int_of(expiry)", "False")
-_NUMBER = Edit(_held, "item.claims != token.number or ", "")
-_OWNER = Edit(_held, "item.owner != token.owner or ", "")
-_CLAIM_TIME = Edit(_held, "txn.now_ns >= item.expires_ns", "False")
+_NUMBER = Edit(_held, "hold.claims != token.number or ", "")
+_OWNER = Edit(_held, "hold.owner != token.owner or ", "")
+_CLAIM_TIME = Edit(_held, "txn.now_ns >= hold.expires_ns", "False")
 _HEAD = Edit("durable.journal:append", "was.height != expected_head", "False")
 _READS = Edit("store.engine:_Written.check", "not self.keys.isdisjoint(reads)", "False")
 
@@ -91,7 +91,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     ),
     "claim: never expired": (Edit("durable.queue:_overdue", "txn.now_ns + 1", "0"),),
     "ack: claim rows stay": (
-        Edit("durable.claim:_finish", "items.drop_claim(txn, keys, item, packed_seq)", "pass"),
+        Edit("durable.claim:_finish", "items.drop_claim(txn, keys, hold, packed_seq)", "pass"),
     ),
     "ack: item stays": (
         Edit("durable.claim:_finish", "txn.delete(keys.items + packed_seq)", "pass"),
@@ -185,7 +185,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "blob: reference not counted": (
         Edit("store.blobs:retain", "refs.count + 1", "max(refs.count, 1)"),
     ),
-    "blob: reference not dropped": (Edit("durable.claim:_finish", "if item.blob:", "if False:"),),
+    "blob: reference not dropped": (Edit("durable.claim:_finish", "if hold.blob:", "if False:"),),
     # the engine
     "validation: reads": (_READS,),
     "validation: ranges": (Edit("store.engine:_Written.check", "self._sorted[at] < hi", "False"),),

@@ -225,7 +225,7 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
         Edit("world.inherit:_Wishes._cancel", "if gone is not None:", "if False:"),
     ),
     "fork: what was cancelled is reissued": (
-        Edit("world.inherit:_Wishes._cancel", ".pop(wanted, None)", ".get(None)"),
+        Edit("world.inherit:_Wishes._cancel", ".pop(named, None)", ".get(None)"),
     ),
     "fork: what was refused is not told": (
         Edit("world.inherit:_Wishes._is_new", "elif first != intent.wanted():", "elif False:"),
@@ -236,5 +236,13 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
             "world.inherit:open_after", "_heirlooms(txn, world.universe, world.world_id)", "()"
         ),
     ),
-    "fork of a fork: wishes are not kept": (Edit(_bequeath, "given.append(Heirloom(again))", "pass"),),
+    "fork of a fork: wishes are not kept": (
+        Edit(_bequeath, "given.append(Heirloom(again, known_as=tuple(known_as)))", "pass"),
+    ),
+    "fork: what was reissued cannot be cancelled": (
+        Edit(_bequeath, "publish.know(txn, again, known_as)", "pass"),
+    ),
+    "fork of a fork: what was cancelled is reissued": (
+        Edit("world.inherit:_Wishes._cancel", "self._names.get(wanted, wanted)", "wanted"),
+    ),
 }  # fmt: skip

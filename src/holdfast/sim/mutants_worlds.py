@@ -31,9 +31,11 @@ _INBOX = '__import__("holdfast.durable.inbox", fromlist=["inbox"])'
 WORLDS: dict[str, tuple[Edit, ...]] = {
     # the cycle
     "host: lease not checked": (Edit(_check, "txn.require_live(cycle.lease)", "pass"),),
-    "host: cursor not moved": (Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),),
+    "host: cursor not moved": (
+        Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))", "pass"),
+    ),
     "host: cursor moved by another transaction": (
-        Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq)", "pass"),
+        Edit(_commit, "inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))", "pass"),
         Edit(
             _tick,
             "hosted.host.settle(cycle)",
@@ -46,6 +48,18 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     ),
     "host: memory kept after an unknown outcome": (_HELD_ON, _NOT_FORGOTTEN),
     "host: neither memory dropped nor head expected": (_HELD_ON, _NOT_FORGOTTEN, *_HEAD),
+    "carry: others came first": (
+        Edit(_check, "last != cycle.to_seq - len(cycle.carried)", "False"),
+    ),
+    "carry: receipt journaled, and still awaited": (
+        Edit(_commit, "publish.end(txn, universe, one.intent_hash)", "pass"),
+    ),
+    "carry: receipt journaled, and still to be done": (
+        Edit("world.cycle:apply_all", "queue.ack.fn(txn, carried)", "pass"),
+    ),
+    "carry: no numbers taken": (
+        Edit(_commit, "cycle.to_seq, len(cycle.carried))", "cycle.to_seq)"),
+    ),
     "host: state kept after a reducer raised": (
         Edit(_prepare, "safe = self._unspoil(store, safe, bodies)", "pass"),
     ),
@@ -53,8 +67,12 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
         Edit(_commit, "for failed in cycle.failed:", "for failed in ():"),
     ),
     "host: intents not published": (
-        Edit("world.cycle:apply_all", "publish.fn(txn, cycle.intents, cycle.wanted_ns)", "pass"),
-        Edit("world.cycle:apply_all", "publish.fn(txn, intents)", "pass"),
+        Edit(
+            "world.cycle:apply_all",
+            "publish.publish.fn(txn, cycle.intents, cycle.wanted_ns)",
+            "pass",
+        ),
+        Edit("world.cycle:apply_all", "publish.publish.fn(txn, intents)", "pass"),
     ),
     "host: snapshot of the state before": (
         Edit(

@@ -79,6 +79,8 @@ class Outside:
             _die(life)
         number = next(self._numbers)
         told = {"attempt": call.attempt, "world": call.world, "args": [what, order]}
+        if life.store.replaced:
+            told["late"] = True  # of a life of the store that is over
         life.note("effect.call", n=number, kind=kind, key=call.idempotency_key, **told)
         if fate == DIES_AFTER:
             life.seen("effect: died after the call")

@@ -133,7 +133,9 @@ class Sent:
 
 def _op_name(called: Operation[Any, Any]) -> str:
     module, _, name = called.name.partition(":")
-    noun = module.rpartition(".")[2]
+    package, _, noun = module.rpartition(".")
+    if package == "holdfast.tasks":
+        return f"tasks.{name}"
     # Claims and dead letters are parts of the queue, for those who use one.
     return f"{'queue' if noun in ('claim', 'dead') else noun}.{name}"
 

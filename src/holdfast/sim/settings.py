@@ -29,6 +29,8 @@ REST_NS = 5 * S
 FAULTS_UNTIL = 0.6
 # Leases lost at one message, after which its world is parked.
 STUCK_MAX = 3
+# Of a thousand runs of effects, those with a process that hosts worlds and does their effects.
+HOUSEHOLD_MILLE = 400
 # Attempts that the effects of simulated worlds get.
 ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
 # Mail and timers are never given up.
@@ -50,6 +52,7 @@ class Workload:
     WORLDS = "worlds"  # world workers and orchestrators, with all of that below them
     EFFECTS = "effects"  # the same, with worlds that want much of others, and pools of those
     BOTH = "both"
+    TASKS = "tasks"  # submitters, workers and operators of tasks
     LEDGER = "ledger"  # services of a run's ledger, tasks that work its rows off, a sink
 
 
@@ -127,11 +130,15 @@ class Settings:
 HAS_LEDGER = find_spec("numpy") is not None
 # Seeds by what they are about: most are about one thing.
 WORKLOADS = (
-    *[Workload.SPINE] * 4,
-    *[Workload.WORLDS] * 5,
-    *[Workload.EFFECTS] * 5,
+    *[Workload.SPINE] * 3,
+    Workload.TASKS,
+    *[Workload.WORLDS] * 4,
+    Workload.TASKS,
+    *[Workload.EFFECTS] * 4,
+    Workload.TASKS,
     Workload.BOTH,
-    *[Workload.LEDGER] * (5 if HAS_LEDGER else 0),
+    *[Workload.LEDGER] * (4 if HAS_LEDGER else 0),
+    Workload.TASKS,
 )
 
 
@@ -169,7 +176,12 @@ def swarm(tape: Tape) -> Settings:
         settings.pools = settings.timer_workers = 2
         settings.crowded = tape.chance(200)
         settings.lanes = tape.chance(500)
-        settings.household = tape.chance(400)
+        settings.household = tape.chance(HOUSEHOLD_MILLE)
+        if settings.household:
+            # Few others: most of what its worlds want is done where they are.
+            settings.pools = int(settings.lanes)
+            settings.senders = 1
+            settings.world_workers = 1 + tape.draw(2)
     if settings.workload == Workload.LEDGER:
         settings.ledger = ledger_shape.drawn(tape)
         # What a restored backup means to a sink that went on is for a person to say.

@@ -19,6 +19,7 @@ from typing import Any
 from holdfast.clock import MS, SimClock
 from holdfast.sim.actor import RESTARTS_NS, Actor, Halted, Life, alive, describe
 from holdfast.sim.audit import audit
+from holdfast.sim.audit_tasks import open_tasks
 from holdfast.sim.faults import Fault, Plan
 from holdfast.sim.history import History
 from holdfast.sim.machine import ClosableBackend, SimStore
@@ -190,6 +191,11 @@ class Simulation:
                 for name, box in rows["inboxes"].items()
                 if name not in deleted
                 for seq in box["rows"]
+            ),
+            *(
+                f"{universe}/task {seq}"
+                for universe, found in rows["tasks"].items()
+                for seq in open_tasks(found)
             ),
             *(actor.name for actor in self.actors if not actor.idle()),
         ]

@@ -134,8 +134,13 @@ class FaultingStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    @property
+    def replaced(self) -> bool:
+        """Whether a backup was restored, and this process has not noticed."""
+        return self._opened != self._shared.opened
+
     def _check(self) -> None:
-        if self._opened != self._shared.opened:
+        if self.replaced:
             raise StoreReplaced(path=self.url)
 
     def _run(

@@ -5,6 +5,7 @@ The roles are in `processes`, what effects find outside in `outside`, the operat
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from holdfast.clock import S
@@ -41,6 +42,10 @@ POLICY = WorkerPolicy(
     retry_s=0.2,
     budgets=Budgets(max_inbox_batch=3, max_effects_per_cycle=2, max_cycle_wall_ms=100),
     snapshots=SnapshotPolicy(entries=3, keep=2),
+)
+# Cycles so long that receipts fit in beside what waits.
+HOUSEHOLD_POLICY = replace(
+    POLICY, budgets=Budgets(max_inbox_batch=12, max_effects_per_cycle=6, max_cycle_wall_ms=100)
 )
 LEADER_TTL_S = 1.5
 LARGE = "." * 5000
@@ -79,7 +84,7 @@ def worlds(settings: Settings) -> list[Actor]:
         AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)
     ]
     if settings.household:
-        hosting = AccountHosting("world0", app, POLICY)
+        hosting = AccountHosting("world0", app, HOUSEHOLD_POLICY)
         hosts[0] = Household(hosting, app, outside.adapters, changes)
     return [
         *hosts,

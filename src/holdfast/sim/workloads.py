@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.sim import workload_tasks as tasks
 from holdfast.sim.actor import Actor
 from holdfast.sim.nemesis import Fate, Operator
 from holdfast.sim.settings import Settings, Workload
@@ -19,6 +20,8 @@ def cast(settings: Settings) -> list[Actor]:
         actors += _spine(settings)
     if about in (Workload.WORLDS, Workload.EFFECTS, Workload.BOTH):
         actors += worlds(settings)
+    if about == Workload.TASKS:
+        actors += tasks.actors(settings)
     if about == Workload.LEDGER:
         # Here, because it needs NumPy and the others do not.
         from holdfast.sim.workload_ledger import ledger

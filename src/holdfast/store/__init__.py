@@ -39,6 +39,15 @@ def open(
         from holdfast.store.lmdb import LmdbStore
 
         return LmdbStore(Path(rest), bootstrap=bootstrap, limits=limits)
+    if scheme in ("postgresql", "postgres"):
+        try:
+            from holdfast.store.postgres import PostgresStore
+        except ImportError as error:
+            if error.name not in ("psycopg", "psycopg_pool"):
+                raise
+            why = "psycopg is not installed: pip install 'holdfast[postgres]'"
+            raise BadUrl(url=_without_password(os.fspath(url)), why=why) from None
+        return PostgresStore(os.fspath(url), bootstrap=bootstrap, clock=clock)
     raise BadUrl(url=_without_password(os.fspath(url)), scheme=scheme)
 
 

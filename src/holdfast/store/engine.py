@@ -434,6 +434,11 @@ class _Written:
         self._fresh.clear()
 
 
+def written_by(id: int) -> _Written:
+    """What a commit writes, to be filled: for engines beside this one."""
+    return _Written(id)
+
+
 def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: bool) -> None:
     """Document 001's guard: matching goes on, missing needs bootstrap, anything else refuses."""
     if found is None:

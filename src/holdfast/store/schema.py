@@ -21,7 +21,8 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <subject> "s" <height>                       segments, by their top entry
     7  inbox        <world> "e" <seq>                            ingress, in order
                     <world> "cursor"                             last consumed seq (8 bytes)
-    8  queue        <q> "i" <seq>                                items: payload, counts, claim
+    8  queue        <q> "i" <seq>                                items: payload, counts
+                    <q> "h" <seq>                                claims that stand, by item
                     <q> "r" <-priority> <turn> <seq>             ready, in order
                     <q> "g" <priority> <group>                   the turn of a group's last item
                     <q> "turn" <priority>                        the turn that the queue is at
@@ -44,6 +45,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "t" <world> <slot>                       pending timers by their key
                     <u> "i" <intent>                             effects without a receipt
                     <u> "h" <world> <n>                          what a fork was given when it was made
+                    <u> "r" <world> <intent>                     its own intent for one of its parent's
                     <u> "c" <status>                             counters
                     <u> "route" <u'>                             when a pool last had a route there
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work

@@ -8,7 +8,7 @@ the commit itself, on the latest state, and does those at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
 from holdfast.config import KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -33,6 +33,8 @@ class Overlay:
         self.base = base
         self.writes: dict[bytes, bytes | None] = {}
         self.topics: set[str] = set()
+        # Only what is behind a network has one.
+        self._prefetch: Callable[[Iterable[bytes]], None] | None = getattr(base, "prefetch", None)
 
     def get(self, key: AnyKey) -> bytes | None:
         if type(key) is not bytes:
@@ -40,6 +42,11 @@ class Overlay:
         if key in self.writes:
             return self.writes[key]
         return self._fetch(key)
+
+    def prefetch(self, keys: Iterable[bytes]) -> None:
+        fetch = self._prefetch
+        if fetch is not None:
+            fetch(keys)
 
     def put(self, key: AnyKey, value: bytes) -> None:
         if type(key) is not bytes:

@@ -201,8 +201,8 @@ def _read_chunk(txn: Txn, universe: str, lo: int, last: int) -> Chunk:
     end = keys.bodies + pack_int(last + 1)
     bodies = txn.scan(keys.bodies + pack_int(lo), end, CHUNK_TASKS) if lo <= last else []
     size = 0
-    for at, (_, row) in enumerate(bodies):
-        size += len(row)
+    for at, (_, body) in enumerate(bodies):
+        size += len(body)
         if size > CHUNK_BYTES:
             bodies = bodies[: at + 1]
             break

@@ -107,10 +107,11 @@ def grant(decision: Decision, worker: str, queues: list[str], limit: int, alone:
             if len(grants) < limit:
                 _grant_from(decision, worker, queue, limit - len(grants), grants, suspects=False)
     if not alone:
+        # Of a queue without room there is nobody to make room for.
         txn, keys = decision.txn, decision.keys
         for queue in queues:
             waiting = keys.suspects + packed_text(queue)
-            if txn.scan(waiting, tuples.after(waiting), 1):
+            if txn.scan(waiting, tuples.after(waiting), 1) and _room(decision, queue, 1):
                 suspects = True
                 break
     return Leased(grants, suspects, decision.txn.count(decision.keys.revocations))
@@ -127,9 +128,7 @@ def _grant_from(
 ) -> None:
     txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
     limits = limits_of(txn, keys, queue)
-    if limits.concurrency:
-        leased = counts_of(txn, keys, queue).leased + decision.tally.change(queue, "leased")
-        limit = min(limit, limits.concurrency - leased)
+    limit = _room(decision, queue, limit)
     if limit <= 0:
         return
     place = "suspect" if suspects else "ready"
@@ -146,6 +145,7 @@ def _grant_from(
         if not page:
             break
         start = page[-1][0] + b"\x00"
+        txn.prefetch(prefix + seq for _, seq in page for prefix in (bodies, statuses))
         if parked >= PARKED_MAX:
             decision.wake(queue)
             break
@@ -202,6 +202,16 @@ def _grant_from(
         put(row_key, pack(Batch(lease_no, worker, seqs)))
 
 
+def _room(decision: Decision, queue: str, wanted: int) -> int:
+    """How many of those wanted the queue's own limit allows."""
+    txn, keys = decision.txn, decision.keys
+    most = limits_of(txn, keys, queue).concurrency
+    if not most:
+        return wanted
+    leased = counts_of(txn, keys, queue).leased + decision.tally.change(queue, "leased")
+    return max(min(wanted, most - leased), 0)
+
+
 class Batch(Record, frozen=True):
     """Leases given together: looked at when the time is up that they were first given for."""
 
@@ -229,6 +239,9 @@ def _expire(decision: Decision, limit: int) -> int:
         batch = msgspec.msgpack.decode(row, type=Batch)
         txn.delete(key)
         seen += len(batch.tasks) + 1
+        txn.prefetch(
+            prefix + pack_int(seq) for seq in batch.tasks for prefix in (keys.bodies, keys.statuses)
+        )
         out: list[tuple[int, bytes, Status]] = []
         later: dict[int, list[int]] = {}
         for seq in batch.tasks:

@@ -188,6 +188,17 @@ def offering(txn: Txn, universe: str, names: Iterable[str]) -> list[str]:
     ]
 
 
+def ended_of(txn: Txn, universe: str, seqs: Iterable[int]) -> list[int]:
+    """Of these tasks, those that have ended, or are not there any more."""
+    keys = keys_of(universe)
+    return [
+        seq
+        for seq in seqs
+        if status_of(txn, keys, pack_int(seq)).state not in (State.WAITING, State.LEASED)
+        or body_of(txn, keys, pack_int(seq)) is None
+    ]
+
+
 def overdue_retention(txn: Txn, universe: str) -> bool:
     """Whether there are tasks that ended so long ago that they are to be forgotten."""
     keys = keys_of(universe)

@@ -205,7 +205,7 @@ decode_status = codec.decoder(Status).decode
 
 def put_spec(txn: Txn, keys: Keys, spec: Spec) -> bytes:
     name = codec.digest_of(spec)[:16]
-    key = keys.specs + name
+    key = keys.specs + tuples.pack((name,))
     if txn.get(key) is None:
         txn.put(key, pack(spec))
     return name
@@ -214,7 +214,7 @@ def put_spec(txn: Txn, keys: Keys, spec: Spec) -> bytes:
 def spec_of(txn: Txn, keys: Keys, name: bytes) -> Spec:
     found = _specs.get(name)
     if found is None:
-        row = txn.get(keys.specs + name)
+        row = txn.get(keys.specs + tuples.pack((name,)))
         assert row is not None, "a body names a spec that is not there"
         if len(_specs) >= _SPECS_MAX:
             _specs.clear()

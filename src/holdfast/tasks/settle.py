@@ -121,6 +121,9 @@ def _settle(decision: Decision, worker: str, generation: int, reports: list[Repo
     check_name("worker", worker)
     txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
     get, put, statuses = txn.get, txn.put, keys.statuses
+    txn.prefetch(
+        prefix + pack_int(one.seq) for one in reports for prefix in (statuses, keys.bodies)
+    )
     leases_given = txn.count(keys.lease)
     answers: list[int] = []
     tasks: list[int] = []

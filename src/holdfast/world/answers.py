@@ -30,7 +30,12 @@ def refused(intent: Intent) -> Ingress:
 
 
 def cancelled(
-    intent_hash: bytes, effect_kind: str, *, tag: str, correlation_id: str | None
+    intent_hash: bytes,
+    effect_kind: str,
+    *,
+    tag: str,
+    correlation_id: str | None,
+    redrive_of: bytes | None,
 ) -> Ingress:
     return _error(
         intent_hash,
@@ -39,6 +44,7 @@ def cancelled(
         "by its world",
         tag=tag,
         correlation_id=correlation_id,
+        redrive_of=redrive_of,
     )
 
 
@@ -50,6 +56,7 @@ def dropped(intent: Intent) -> Ingress:
         "the world was forked before its receipt came",
         tag=intent.tag,
         correlation_id=intent.correlation_id,
+        redrive_of=intent.redrive_of,
     )
 
 
@@ -61,8 +68,16 @@ def _error(
     *,
     tag: str,
     correlation_id: str | None,
+    redrive_of: bytes | None = None,
 ) -> Ingress:
     told = Receipt(
-        intent_hash, effect_kind, Status.ERROR, code=code, error=error, attempts=0, tag=tag
+        intent_hash,
+        effect_kind,
+        Status.ERROR,
+        code=code,
+        error=error,
+        attempts=0,
+        tag=tag,
+        redrive_of=redrive_of,
     )
     return receipt_ingress(told, correlation_id=correlation_id)

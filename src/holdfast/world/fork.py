@@ -70,7 +70,7 @@ def cut(
     if (effects, timers) != ("drop", "drop"):
         wishes = open_after(txn, parent, height)
     if effects == "drop":
-        wishes = wishes._replace(effects=(), answers=())
+        wishes = wishes._replace(effects=(), answers=(), names=())
     if timers == "drop":
         wishes = wishes._replace(timers=())
     return Cutting(universe, parent.program.type, parent_id, height, hash, state, effects, wishes)
@@ -90,7 +90,7 @@ def plant(txn: Txn, cutting: Cutting, name: str, child_id: str) -> WorldRecord:
     journal.begin_at(txn, child, height, cutting.hash)
     made = catalog.with_lineage(made, Lineage(cutting.parent_id, hash, height))
     catalog.save(txn, made)
-    if any(cutting.wishes):
+    if cutting.wishes != Open():
         bequeath(txn, universe, child_id, name, cutting.policy, cutting.wishes)
     return made
 

@@ -59,6 +59,8 @@ class Open(NamedTuple):
     timers: tuple[Intent, ...] = ()
     # Receipts that were certain, and that it had not read.
     answers: tuple[Ingress, ...] = ()
+    # By which other names it knows effects: those of its own parent's.
+    names: tuple[tuple[bytes, bytes], ...] = ()
 
 
 class Heirloom(Record, frozen=True):
@@ -66,6 +68,8 @@ class Heirloom(Record, frozen=True):
 
     intent: Intent | None = None
     answer: Ingress | None = None
+    # The wish has these names in the state that was forked.
+    known_as: tuple[bytes, ...] = ()
 
 
 def check_policies(effects: str, timers: str) -> None:
@@ -99,8 +103,11 @@ def bequeath(txn: Txn, universe: str, child_id: str, name: str, policy: str, wis
     for intent in wishes.effects:
         if policy == "reissue":
             again = _anew(txn, intent, child_id, name)
+            known_as = [known for known, named in wishes.names if named == intent.intent_hash]
+            known_as.append(intent.intent_hash)
             publish.dispatch(txn, again)
-            given.append(Heirloom(again))
+            publish.know(txn, again, known_as)
+            given.append(Heirloom(again, known_as=tuple(known_as)))
         else:
             given.append(Heirloom(answer=answers.dropped(intent)))
     given += [Heirloom(answer=answer) for answer in wishes.answers]
@@ -132,17 +139,20 @@ class _Wishes:
         self._answers: dict[bytes, Ingress] = {}
         # What keys stand for: wanted again, it is no new wish.
         self._keys: dict[bytes, bytes] = {}
+        self._names: dict[bytes, bytes] = {}
         for one in given:
             if one.answer is not None and one.answer.intent_hash is not None:
                 self._answers[one.answer.intent_hash] = one.answer
             elif one.intent is not None:
                 self.want(one.intent, at_ns=one.intent.enqueued_at_ns)
+                self._names.update(dict.fromkeys(one.known_as, one.intent.intent_hash))
 
     def open(self) -> Open:
         return Open(
             tuple(self._effects.values()),
             tuple(self._timers.values()),
             tuple(self._answers.values()),
+            tuple(self._names.items()),
         )
 
     def got(self, ingress: Ingress) -> None:
@@ -175,10 +185,15 @@ class _Wishes:
 
     def _cancel(self, wanted: bytes) -> None:
         """Its world has stopped wanting it, whether the receipt that says so came or not."""
-        gone = self._effects.pop(wanted, None)
+        named = wanted if wanted in self._effects else self._names.get(wanted, wanted)
+        gone = self._effects.pop(named, None)
         if gone is not None:
-            self._answers[wanted] = answers.cancelled(
-                wanted, gone.effect_kind, tag=gone.tag, correlation_id=gone.correlation_id
+            self._answers[named] = answers.cancelled(
+                named,
+                gone.effect_kind,
+                tag=gone.tag,
+                correlation_id=gone.correlation_id,
+                redrive_of=gone.redrive_of,
             )
 
     def _is_new(self, intent: Intent) -> bool:

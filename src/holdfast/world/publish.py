@@ -19,6 +19,7 @@ away (`end`). So there is one receipt, whoever brings it: an adapter, a cancel, 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable
 from functools import lru_cache
 
 from msgspec.structs import replace
@@ -60,6 +61,7 @@ class Pending(Record, frozen=True):
     dead: bool = False
     # The queue it is in, if not that of its kind: mail that is on its way to another store.
     lane: str = ""
+    redrive_of: bytes | None = None
 
     def queue(self, universe: str) -> str:
         return self.lane or effects(universe, self.effect_kind)
@@ -169,6 +171,16 @@ def dispatch(txn: Txn, intent: Intent) -> None:
         _dispatch(txn, [intent])
 
 
+def know(txn: Txn, intent: Intent, names: Iterable[bytes]) -> None:
+    """A world may cancel this intent by these names, too."""
+    for name in names:
+        txn.put(_known_key(intent.universe_id, intent.world_id, name), intent.intent_hash)
+
+
+def _known_key(universe: str, world_id: str, name: bytes) -> bytes:
+    return schema.prefix(schema.Space.WORLD, universe, "r", world_id) + tuples.pack((name,))
+
+
 def _dispatch(txn: Txn, intents: list[Intent]) -> None:
     """Into the queues of their kinds, those of one kind together. Worlds take turns, and one whose
     effect dies is told so in the same commit."""
@@ -179,7 +191,12 @@ def _dispatch(txn: Txn, intents: list[Intent]) -> None:
         wanted = [queue.Wanted(codec.pack(one), one.priority, one.world_id, WILL) for one in some]
         for intent, seq in zip(some, queue.put_all(txn, name, wanted), strict=True):
             waits = Pending(
-                intent.world_id, intent.effect_kind, seq, intent.correlation_id, intent.tag
+                intent.world_id,
+                intent.effect_kind,
+                seq,
+                intent.correlation_id,
+                intent.tag,
+                redrive_of=intent.redrive_of,
             )
             txn.put(_pending_key(intent.universe_id, intent.intent_hash), codec.pack(waits))
 
@@ -261,12 +278,20 @@ def _cancel(txn: Txn, intent: Intent) -> None:
     universe, world_id, wanted = intent.universe_id, intent.world_id, intent.params
     waits = pending(txn, universe, wanted)
     if waits is None or waits.world_id != world_id:
-        return
+        # A fork knows what was reissued for it by its parent's intent.
+        again = txn.get(_known_key(universe, world_id, wanted))
+        if again is None:
+            return
+        wanted = again
     found = end(txn, universe, wanted)
     if found is None:
         return
     queue.withdraw.fn(txn, found.queue(universe), found.seq, True)
     told = answers.cancelled(
-        wanted, found.effect_kind, tag=found.tag, correlation_id=found.correlation_id
+        wanted,
+        found.effect_kind,
+        tag=found.tag,
+        correlation_id=found.correlation_id,
+        redrive_of=found.redrive_of,
     )
     deliver_to(txn, universe, world_id, None, told)

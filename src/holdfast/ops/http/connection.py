@@ -27,7 +27,7 @@ from holdfast.ops.http.problem import (
     internal,
     problem,
 )
-from holdfast.ops.http.route import Api, Call, Route, find
+from holdfast.ops.http.route import Api, Call, Gone, Route, find
 from holdfast.ops.http.wire import HEAD_BYTES_MAX, Request, bytes_of, parse
 
 if TYPE_CHECKING:
@@ -49,6 +49,22 @@ class Limits:
     linger_bytes_max: int = 1024 * 1024
 
 
+class Reader(asyncio.StreamReader):
+    """A reader that tells at once when the other side hangs up, also while nobody reads."""
+
+    def __init__(self) -> None:
+        super().__init__(HEAD_BYTES_MAX)
+        self.gone = Gone()
+
+    def feed_eof(self) -> None:
+        super().feed_eof()
+        self.gone.happen()
+
+    def set_exception(self, exc: BaseException) -> None:
+        super().set_exception(exc)  # type: ignore[arg-type]
+        self.gone.happen()
+
+
 class _Admitted(NamedTuple):
     request: Request
     route: Route
@@ -61,7 +77,7 @@ class Connection:
         self,
         server: HttpServer,
         api: Api,
-        reader: asyncio.StreamReader,
+        reader: Reader,
         writer: asyncio.StreamWriter,
     ) -> None:
         self._server = server
@@ -89,11 +105,6 @@ class Connection:
         finally:
             self._writer.close()
 
-    @property
-    def gone(self) -> bool:
-        """Whether the other side has hung up."""
-        return self._reader.at_eof() or self._writer.is_closing()
-
     async def _next(self) -> bool:
         """One request and its answer; whether there may be another."""
         async with asyncio.timeout(self._limits.idle_s):
@@ -120,7 +131,8 @@ class Connection:
             self._server.bodies_bytes -= request.length
         keep_alive = request.keep_alive and not self._server.stopping
         try:
-            if self.gone:
+            # One that has closed its side may still read: only what it must not miss is kept from it.
+            if response.undo is not None and self._reader.gone.now:
                 raise ConnectionResetError
             await self._answer(response, request, keep_alive=keep_alive)
         except (ConnectionError, TimeoutError):
@@ -146,7 +158,7 @@ class Connection:
     async def _handle(self, admitted: _Admitted, body: bytes) -> Response:
         request, route, names, trusted = admitted
         try:
-            return await route.handler(Call(request, names, body, trusted, lambda: self.gone))
+            return await route.handler(Call(request, names, body, trusted, self._reader.gone))
         except HoldfastError as error:
             return problem(error)
         except Exception as error:

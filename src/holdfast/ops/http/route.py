@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple
 
 from holdfast.ops.http.problem import NoRoute, Response, WrongMethod
 from holdfast.ops.http.wire import Request
+
+
+class Gone:
+    """Whether whoever asked has hung up, and a way to be woken when that happens."""
+
+    def __init__(self) -> None:
+        self.now = False
+        self._watching: set[asyncio.Future[None]] = set()
+
+    def watch(self, future: asyncio.Future[None]) -> None:
+        """Done at the latest when they have."""
+        if self.now:
+            future.set_result(None)
+        else:
+            self._watching.add(future)
+            future.add_done_callback(self._watching.discard)
+
+    def happen(self) -> None:
+        self.now = True
+        for future in list(self._watching):
+            if not future.done():
+                future.set_result(None)
 
 
 class Call(NamedTuple):
@@ -18,8 +41,7 @@ class Call(NamedTuple):
     body: bytes
     # Whether it may be told everything; only routes that are open to all are asked otherwise.
     trusted: bool
-    # Whether whoever asked has hung up.
-    gone: Callable[[], bool]
+    gone: Gone
 
 
 Handler = Callable[[Call], Awaitable[Response]]

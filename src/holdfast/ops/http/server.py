@@ -18,10 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from holdfast.errors import Invalid
-from holdfast.ops.http.connection import Connection, Limits
+from holdfast.ops.http.connection import Connection, Limits, Reader
 from holdfast.ops.http.guard import Address, Guard
 from holdfast.ops.http.route import Api
-from holdfast.ops.http.wire import HEAD_BYTES_MAX
 
 STOP_S = 5.0
 READERS = 4
@@ -131,6 +130,7 @@ class HttpServer:
         async def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             task = asyncio.current_task()
             assert task is not None
+            assert isinstance(reader, Reader)
             connection = Connection(self, api, reader, writer)
             self._connections[task] = connection
             try:
@@ -138,8 +138,10 @@ class HttpServer:
             finally:
                 del self._connections[task]
 
-        server = await asyncio.start_server(
-            connected, sock=self._socket, limit=HEAD_BYTES_MAX, backlog=BACKLOG
+        server = await self._loop.create_server(
+            lambda: asyncio.StreamReaderProtocol(Reader(), connected),
+            sock=self._socket,
+            backlog=BACKLOG,
         )
         self.rounds = 1
         self._started.set()

@@ -6,7 +6,7 @@
     POST /v1/tasks/complete        report that they are done, with their results
     POST /v1/tasks/fail            report that they are not, and whether another try may help
     GET  /v1/tasks                 list, by queue, state and name
-    GET  /v1/tasks/{id}            everything that is known of one
+    GET  /v1/tasks/{id}            everything that is known of one; waits up to `wait_s` for its end
     POST /v1/tasks/{id}/cancel     end it, wherever it is
     POST /v1/tasks/{id}/redrive    another task in the place of one that has failed
     GET  /v1/queues                counts and limits
@@ -31,13 +31,14 @@ from holdfast.ops.http.route import Api, Call, Route
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.submit import Declared, batch_of, require
 from holdfast.ops.http.values import decode
-from holdfast.ops.http.work import Work
+from holdfast.ops.http.work import Work, check_wait
 from holdfast.ops.task_document import queue_document, row_document, seen_document
 from holdfast.roles import readiness
 from holdfast.store.api import Store
 from holdfast.tasks import checkpoint, listing, look
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.ids import TaskId, parse_task
+from holdfast.tasks.states import State
 
 LIST_MAX = 1_000
 MAINTAIN_S = 10.0
@@ -107,9 +108,13 @@ class TaskApi(Api):
     # -- look and steer ------------------------------------------------------------------------------
 
     async def _show(self, call: Call) -> Response:
-        _only(call, ())
+        _only(call, ("wait_s",))
         task = parse_task(call.names[0])
+        wait_s = _seconds(call.request.query.get("wait_s", "0"))
         seen = await self._server.aside(self._store.read, look.see, self._universe, task)
+        if wait_s and seen.row.state in (State.WAITING, State.LEASED):
+            await self._work.until_ended(task, wait_s, call.gone)
+            seen = await self._server.aside(self._store.read, look.see, self._universe, task)
         return Response(200, encode(seen_document(seen)))
 
     async def _list(self, call: Call) -> Response:
@@ -181,6 +186,15 @@ def maintain(store: Store, universe: str) -> None:
         store.transact(tasks.maintain, universe, MAINTAIN_BATCH)
     elif checkpoint.due(store, universe):
         checkpoint.make(store, universe)
+
+
+def _seconds(text: str) -> float:
+    try:
+        found = float(text)
+        check_wait(found)
+    except ValueError:
+        raise Invalid(what="wait_s", found=text[:64], expected="seconds") from None
+    return found
 
 
 def _only(call: Call, known: Sequence[str]) -> None:

@@ -20,7 +20,7 @@ from holdfast.errors import Invalid
 from holdfast.ops.http.bell import Bell
 from holdfast.ops.http.bodies import Completion, Failure, Heartbeat, LeaseRequest
 from holdfast.ops.http.problem import Response, encode
-from holdfast.ops.http.route import Call
+from holdfast.ops.http.route import Call, Gone
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.values import arguments, decode, packed
 from holdfast.store.api import Pending, Store, Txn
@@ -51,14 +51,23 @@ class Work:
     def close(self) -> None:
         self._bell.close()
 
+    async def until_ended(self, task: TaskId, wait_s: float, gone: Gone) -> None:
+        """Until a task has ended, or the time is up."""
+        check_wait(wait_s)
+
+        async def has_ended() -> bool:
+            found = self._server.aside(self._store.read, look.ended_of, self._universe, [task.seq])
+            return bool(await found)
+
+        await self._bell.until_ended(task.seq, wait_s, has_ended, gone)
+
     async def lease(self, call: Call) -> Response:
         asked = decode(LeaseRequest, call.body)
         if not 1 <= len(asked.queues) <= QUEUES_MAX:
             raise Invalid(what="queues", found=len(asked.queues), min=1, max=QUEUES_MAX)
         if not 1 <= asked.limit <= LEASE_BATCH_MAX:
             raise Invalid(what="limit", found=asked.limit, min=1, max=LEASE_BATCH_MAX)
-        if not 0 <= asked.wait_s <= WAIT_S_MAX:
-            raise Invalid(what="wait_s", found=asked.wait_s, min=0, max=WAIT_S_MAX)
+        check_wait(asked.wait_s)
         store, universe = self._store, self._universe
 
         def attempt() -> Awaitable[Leased]:
@@ -195,6 +204,11 @@ class Work:
 
 
 # -- inside ---------------------------------------------------------------------------------------
+
+
+def check_wait(wait_s: float) -> None:
+    if not 0 <= wait_s <= WAIT_S_MAX:
+        raise Invalid(what="wait_s", found=wait_s, min=0, max=WAIT_S_MAX)
 
 
 def _given(txn: Txn, universe: str, leases: list[LeaseId]) -> list[bool]:

@@ -1,0 +1,339 @@
+"""Checkers of tasks: L1 L2 L4 L5 L9 L10 S1 S2 S3 S4 S6 J2 J4 J5 D2 D3 T1 I4 I5 A3 A4, by a model and a fold.
+
+The model (`model_tasks`) follows the operations; each audit shows whether the rows are what it says. The
+fold reads the log by itself, from the checkpoint it starts at, and must arrive at the same rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from holdfast.sim.audit_tasks import STATUS, UNIVERSE, decided_ns, new_universe, singles
+from holdfast.sim.history import Event, History
+from holdfast.sim.model_tasks import DEAD, FAILED, LEASED, WAITING, Model, Task
+from holdfast.sim.violation import Violation
+
+Plain = dict[str, Any]
+Found = Iterator[tuple[str, str]]
+
+SUBJECT = f"tasks/{UNIVERSE}"
+PLACES = ("ready", "suspect", "parked", "delayed")
+STATES = ("leased", "completed", "failed", "dead")
+# What the fold and the rows must agree about.
+FOLDED = ("state", "attempt", "failures", "expiries", "lease", "worker", "expires_ns", "ended_ns",
+          "not_before_ns", "reason", "error")  # fmt: skip
+FRESH: Plain = {
+    "state": 0, "attempt": 0, "failures": 0, "expiries": 0, "lease": 0, "worker": "", "expires_ns": 0,
+    "progress_ns": 0, "not_before_ns": 0, "waits": 0, "ended_ns": 0, "reason": "", "error": "",
+    "redriven_by": 0, "result": b"", "blob": b"",
+}  # fmt: skip
+
+
+class _Replay:
+    """One life of the store, seen through its tasks."""
+
+    def __init__(self) -> None:
+        self.model = Model()
+        self.found: list[Violation] = []
+        self.results: dict[int, bytes] = {}
+
+    def step(self, event: Event) -> None:
+        if event.op == "restore":
+            self.model.generation = event.args["generation"]
+        elif event.op == "audit":
+            tasks = event.value.get("tasks", {}).get(UNIVERSE, new_universe())
+            log = event.value["journals"].get(SUBJECT, {"head": None, "entries": {}})
+            self._note(event, self._rows(event.at_ns, tasks))
+            self._note(event, self._indexes(event.at_ns, tasks))
+            self._note(event, _Fold(tasks, log).check(self.model))
+        elif event.applied and event.op in _STEPS:
+            self._note(event, _STEPS[event.op](self, event.at_ns, event.args, event.value))
+
+    def _note(self, event: Event, wrong: Found) -> None:
+        self.found += [Violation(number, what, event) for number, what in wrong]
+
+    # -- operations ----------------------------------------------------------------------------
+
+    def _submit(self, now_ns: int, args: Plain, seqs: list[int]) -> Found:
+        return self.model.submit(now_ns, args["spec"], args["new"], seqs)
+
+    def _lease(self, now_ns: int, args: Plain, leased: Plain) -> Found:
+        self.model.sweep(now_ns)
+        return self.model.granted(now_ns, args, leased["grants"])
+
+    def _turn(self, now_ns: int, args: Plain, turned: Plain) -> Found:
+        yield from self._settle(now_ns, args, turned["answers"])
+        yield from self._lease(now_ns, args, turned["leased"])
+
+    def _settle(self, now_ns: int, args: Plain, answers: list[int]) -> Found:
+        before = {r["seq"]: self.model.tasks.get(r["seq"]) for r in args["reports"]}
+        open_ = {seq for seq, task in before.items() if task is not None and task.state == LEASED}
+        yield from self.model.settle(now_ns, args["generation"], args["reports"], answers)
+        for report, answer in zip(args["reports"], answers, strict=True):
+            if report["seq"] in open_ and answer == 0 and report["end"] == 0:
+                self.results.setdefault(report["seq"], report["result"])
+
+    def _extend(self, now_ns: int, args: Plain, answers: list[int]) -> Found:
+        return self.model.extend(now_ns, args["generation"], args["holds"], answers)
+
+    def _cancel(self, now_ns: int, args: Plain, answers: list[bool]) -> Found:
+        return self.model.cancel(now_ns, args["seqs"], answers)
+
+    def _redrive(self, now_ns: int, args: Plain, seqs: list[int]) -> Found:
+        return self.model.redrive(now_ns, args["seqs"], seqs)
+
+    def _limit(self, now_ns: int, args: Plain, _: None) -> Found:
+        self.model.limits[args["queue"]] = args["limits"]
+        return iter(())
+
+    def _maintain(self, now_ns: int, args: Plain, _: int) -> Found:
+        self.model.sweep(now_ns)
+        return iter(())
+
+    # -- rows ----------------------------------------------------------------------------------
+
+    def _rows(self, now_ns: int, tasks: Plain) -> Found:
+        model = self.model
+        for seq in tasks["bodies"].keys() | tasks["statuses"].keys():
+            if seq not in model.tasks or seq not in tasks["bodies"]:
+                yield "D2", f"task {seq} has rows, and nobody created it, or it was forgotten"
+        for seq, task in model.tasks.items():
+            body = tasks["bodies"].get(seq)
+            if body is None:
+                if not model.may_be_gone(seq, now_ns):
+                    yield "D2", f"task {seq} is gone, in state {task.state}"
+                continue
+            if not body["blob"] and body["args"] != task.args:
+                yield "J5", f"task {seq} has other arguments than it was given"
+            yield from self._row(seq, task, tasks["statuses"].get(seq, FRESH))
+
+    def _row(self, seq: int, task: Task, row: Plain) -> Found:
+        if row["state"] != task.state:
+            yield "S1", f"task {seq} is in state {row['state']}, and should be in {task.state}"
+            return
+        for field in ("attempt", "failures", "expiries"):
+            if row[field] != getattr(task, field):
+                yield "S3", f"task {seq}: {field} {row[field]}, not {getattr(task, field)}"
+        if row["failures"] > task.spec["attempts"] or row["expiries"] > task.spec["expiries_max"]:
+            yield "S3", f"task {seq}: over its budget"
+        if (row["state"] == LEASED) != bool(row["expires_ns"]):
+            yield (
+                "L10",
+                f"task {seq} in state {row['state']} with a lease until {row['expires_ns']}",
+            )
+        if row["state"] == WAITING and (row["lease"] or row["worker"]):
+            yield "L10", f"task {seq} waits, and has lease {row['lease']}"
+        for field in ("lease", "worker", "expires_ns"):
+            if row[field] != getattr(task, field):
+                yield "L10", f"task {seq}: {field} {row[field]}, not {getattr(task, field)}"
+        if task.state == LEASED and row["progress_ns"] != task.progress_ns:
+            yield "L9", f"task {seq} is said to have gone on at {row['progress_ns']}"
+        if row["ended_ns"] != task.ended_ns:
+            yield "S2", f"task {seq} ended at {row['ended_ns']}, not at {task.ended_ns}"
+        if row["redriven_by"] != task.redriven_by:
+            yield "S2", f"task {seq} redriven by {row['redriven_by']}, not {task.redriven_by}"
+        if row["waits"] != len(task.waits):
+            yield "S1", f"task {seq} waits for {row['waits']} others, not for {task.waits}"
+        if not row["blob"] and row["result"] != self.results.get(seq, b""):
+            yield "S2", f"task {seq} has another result than it was completed with"
+        lo, hi = task.not_before_ns
+        if task.state == WAITING and task.attempt and not lo <= row["not_before_ns"] <= hi:
+            yield "T1", f"task {seq} waits until {row['not_before_ns']}, not {lo} to {hi}"
+
+    def _indexes(self, now_ns: int, tasks: Plain) -> Found:
+        model, kept = self.model, tasks["bodies"]
+        places = Counter((path[-1], place) for place in PLACES for path in tasks[place])
+        counts: dict[str, Counter[str]] = {}
+        leased: Counter[tuple[str, str]] = Counter()
+        batches = {
+            (seq, batch[0]): at for at, _, batch in tasks["expiries"] for seq in batch[2]
+        }  # fmt: skip
+        retained = Counter((seq, until) for until, _, seqs in tasks["retained"] for seq in seqs)
+        for seq in kept:
+            task = model.tasks.get(seq)
+            if task is None:
+                continue
+            there = [place for place in PLACES for _ in range(places.pop((seq, place), 0))]
+            waits = task.state == WAITING and not task.waits
+            if len(there) != waits:
+                yield "D2", f"task {seq} in state {task.state} is in {there}"
+            elif (
+                waits
+                and there[0] in ("ready", "suspect")
+                and task.suspect != (there[0] == "suspect")
+            ):
+                yield "D2", f"task {seq} is in {there}, suspect: {task.suspect}"
+            where = (
+                there[0]
+                if there
+                else "blocked"
+                if task.state == WAITING
+                else STATES[task.state - 1]
+            )
+            counts.setdefault(task.spec["queue"], Counter())[where] += 1
+            if task.state == LEASED:
+                leased[task.spec["queue"], task.limit] += 1
+                if batches.get((seq, task.lease), now_ns + (1 << 60)) > task.expires_ns:
+                    yield "D2", f"task {seq} is leased, and nobody looks when its time is up"
+            if task.state > LEASED:
+                until = task.ended_ns + task.spec["retain_ns"]
+                # A batch that is forgotten in parts is listed again for the time of its first part.
+                listed = sum(n for (one, at), n in retained.items() if one == seq and at >= until)
+                if listed != 1:
+                    yield "D2", f"task {seq} ended, and is listed {listed} times to be forgotten"
+            if task.key and model.keys.get((task.spec["name"], task.key)) == seq:
+                if [task.spec["name"], task.key, seq] not in tasks["keys"]:
+                    yield "D3", f"task {seq} is kept, and its key {task.key} is not"
+        for seq, place in places:
+            yield "D2", f"task {seq} is in {place}, and is none"
+        for queue in tasks["counts"].keys() | counts.keys():
+            told = {what: n for what, n in tasks["counts"].get(queue, {}).items() if n}
+            if told != dict(counts.get(queue, {})):
+                yield "S4", f"{queue}: counted {told}, there are {dict(counts.get(queue, {}))}"
+        told_running = {(queue, limit): n for queue, limit, n in tasks["running"]}
+        right = {pair: n for pair, n in leased.items() if pair[1]}
+        if told_running != right:
+            yield "S4", f"leases by limit: counted {told_running}, there are {right}"
+
+
+class _Fold:
+    """The log, folded by itself."""
+
+    def __init__(self, tasks: Plain, log: Plain) -> None:
+        self.tasks = tasks
+        self.log = log
+        self.rows: dict[int, Plain] = {}
+        self.known: list[tuple[int, int, int]] = []
+        self.told: Counter[tuple[int, int]] = Counter()
+
+    def check(self, model: Model) -> Found:
+        head, entries = self.log["head"] or {"height": 0, "floor": 1}, self.log["entries"]
+        if sorted(entries) != list(range(head["floor"], head["height"] + 1)):
+            yield "J2", f"tasks: heights {sorted(entries)}, head {head['height']}"
+            return
+        start = 0
+        base = self.tasks["before"]
+        if base is not None and base["number"]:
+            start = base["height"]
+            yield from self._begin(base)
+        if head["floor"] > start + 1:
+            yield "J4", f"tasks: cut off at {head['floor']}, a replay begins at {start}"
+            return
+        for height in range(start + 1, head["height"] + 1):
+            if entries[height]["blob"]:
+                return  # too long to be kept in a row; nobody writes such here
+            yield from self._entry(height, entries[height]["body"])
+        for seq in self.tasks["bodies"]:
+            mine, row = self.rows.get(seq), self.tasks["statuses"].get(seq, FRESH)
+            if mine is None:
+                yield "J5", f"task {seq} is not in the log"
+                continue
+            for field in FOLDED:
+                if mine[field] != row[field]:
+                    yield "J5", f"task {seq}: {field} {row[field]!r}, the log says {mine[field]!r}"
+        if not start:
+            for pair, times in model.told.items():
+                if self.told[pair] < times:
+                    yield "S6", f"lease {pair[1]} of {pair[0]} was lost, and that is not on record"
+
+    def _begin(self, base: Plain) -> Found:
+        at = 0
+        chunks = sorted(self.tasks["chunks"].get(base["number"], []), key=lambda one: one["lo"])
+        for chunk in chunks:
+            if chunk["lo"] != at or chunk["height"] < base["height"]:
+                yield "J4", f"tasks: a chunk from {chunk['lo']} on, after {at}"
+            at = chunk["hi"]
+            self.known.append((chunk["lo"], chunk["hi"], chunk["height"]))
+            for seq in chunk["fresh"]:
+                self.rows[seq] = dict(FRESH)
+            for seq, values in chunk["tasks"]:
+                self.rows[seq] = dict(zip(STATUS, values, strict=True))
+        if len(chunks) != base["chunks"] or at <= base["last"]:
+            yield "J4", f"tasks: {len(chunks)} chunks up to {at}, of {base['chunks']}"
+
+    def _entry(self, height: int, body: bytes) -> Found:
+        now_ns = decided_ns(body)
+        for tag, seq, said in singles(body):
+            if any(lo <= seq < hi and height <= at for lo, hi, at in self.known):
+                continue
+            row = self.rows.get(seq)
+            if tag == 1:
+                if row is not None:
+                    yield "S1", f"task {seq} was created twice"
+                self.rows[seq] = dict(FRESH)
+            elif row is None:
+                if tag != 7:
+                    yield "S1", f"a record of {seq} at {height}, which is no task"
+            else:
+                yield from self._record(tag, seq, row, said, now_ns)
+
+    def _record(self, tag: int, seq: int, row: Plain, said: list[Any], now_ns: int) -> Found:
+        held = row["state"] == LEASED and row["lease"] == said[0] and now_ns < row["expires_ns"]
+        if tag == 2:
+            if row["state"] != WAITING:
+                yield "L5", f"task {seq} was granted, and was in state {row['state']} by the log"
+            row.update(state=LEASED, attempt=row["attempt"] + 1, lease=said[0], worker=said[1])
+            row.update(expires_ns=said[2], not_before_ns=0)
+        elif tag == 3:
+            if not held:
+                yield "L4", f"task {seq}: lease {said[0]} was extended, and was over by the log"
+            row["expires_ns"] = said[1]
+        elif tag == 4:
+            over = row["state"] == LEASED and row["lease"] == said[0] and not held
+            if not over:
+                yield "L5", f"task {seq}: lease {said[0]} expired, and was not over by the log"
+            _wait(row, expiries=row["expiries"] + 1, reason="lease_expired")
+        elif tag == 5:
+            if not held:
+                yield "S6", f"task {seq} was completed under lease {said[0]}, which was none"
+            row.update(state=2, ended_ns=now_ns, expires_ns=0, reason="", error="")
+        elif tag == 6:
+            if not held:
+                yield "S6", f"task {seq} failed under lease {said[0]}, which was none"
+            _, reason, error, counts, final, not_before_ns = said
+            row["failures"] += counts == "failure"
+            row["expiries"] += counts == "expiry"
+            row["error"] = error
+            if final:
+                row.update(state=FAILED, ended_ns=now_ns, expires_ns=0, reason=reason)
+                row["not_before_ns"] = 0
+            else:
+                _wait(row, reason=reason, not_before_ns=not_before_ns)
+        elif tag == 7:
+            self.told[seq, said[0]] += 1
+        else:
+            if row["state"] > LEASED:
+                yield "S2", f"task {seq} died, and had ended"
+            row.update(state=DEAD, ended_ns=now_ns, expires_ns=0, not_before_ns=0, reason=said[0])
+
+
+def _wait(row: Plain, **fields: Any) -> None:
+    row.update(state=WAITING, lease=0, worker="", expires_ns=0, not_before_ns=0)
+    row.update(fields)
+
+
+_STEPS: dict[str, Any] = {
+    "tasks.submit": _Replay._submit,
+    "tasks.lease": _Replay._lease,
+    "tasks.turn": _Replay._turn,
+    "tasks.settle": _Replay._settle,
+    "tasks.extend": _Replay._extend,
+    "tasks.cancel": _Replay._cancel,
+    "tasks.redrive": _Replay._redrive,
+    "tasks.limit": _Replay._limit,
+    "tasks.maintain": _Replay._maintain,
+}
+
+
+def findings(history: History) -> list[Violation]:
+    """Everything that a replay of each life finds, in order."""
+    found: list[Violation] = []
+    for life in history.lives():
+        if any(event.op in _STEPS for event in life):
+            replay = _Replay()
+            for event in life:
+                replay.step(event)
+            found += replay.found
+    return found

@@ -1,0 +1,1 @@
+"""The parts of the PostgreSQL store: rows and statements, the commit, topics."""

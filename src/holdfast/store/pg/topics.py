@@ -1,0 +1,101 @@
+"""Topics over NOTIFY: one for each commit that rings any, with the names of the topics.
+
+A hint may be lost: the server restarts, the connection is cut. Whoever listens again takes it that
+everything has rung meanwhile. What this process rings itself it hears without the server.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import psycopg
+
+from holdfast.errors import HoldfastError
+from holdfast.store.pg.server import Connection, connect
+
+PAYLOAD_BYTES_MAX = 7_000
+TOPICS_MAX = 100_000
+LISTEN_S = 1.0
+PAUSE_S = 0.5
+# Stands for all topics.
+ALL = "*"
+
+
+def payload(commit_no: int, topics: Sequence[str]) -> str:
+    text = "\n".join([str(commit_no), *topics])
+    return text if len(text.encode()) <= PAYLOAD_BYTES_MAX else f"{commit_no}\n{ALL}"
+
+
+class Topics:
+    def __init__(self, conninfo: str, channel: str, last: Callable[[Connection], int]) -> None:
+        """`last` reads the number of the last commit."""
+        self._conninfo = conninfo
+        self._channel = channel
+        self._last = last
+        self._rung: dict[str, int] = {}
+        self._all = 0
+        self._changed = threading.Condition()
+        self._closed = False
+        self._listening = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="holdfast-listen", daemon=True)
+        self._started = False
+
+    def ring(self, commit_no: int, topics: Sequence[str]) -> None:
+        with self._changed:
+            if len(self._rung) > TOPICS_MAX:
+                self._rung.clear()
+                self._all = max(self._all, commit_no)
+            for topic in topics:
+                if topic == ALL:
+                    self._all = max(self._all, commit_no)
+                else:
+                    self._rung[topic] = max(self._rung.get(topic, 0), commit_no)
+            self._changed.notify_all()
+
+    def wait(
+        self, topics: Sequence[str], since: int, timeout: float, now: Callable[[], int]
+    ) -> int:
+        self._start()
+        deadline_ns = now() + int(timeout * 1e9)
+        with self._changed:
+            while True:
+                last = max(self._all, *(self._rung.get(topic, 0) for topic in topics))
+                if last > since:
+                    return last
+                left_ns = deadline_ns - now()
+                if left_ns <= 0 or self._closed:
+                    return since
+                self._changed.wait(left_ns / 1e9)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        if self._started:
+            self._thread.join(LISTEN_S + PAUSE_S + 1)
+
+    def _start(self) -> None:
+        with self._changed:
+            first, self._started = not self._started, True
+            if first:
+                self._thread.start()
+        if first:
+            # A wait that begins before anybody listens would miss what is rung now.
+            self._listening.wait(LISTEN_S)
+
+    def _listen(self) -> None:
+        while not self._closed:
+            try:
+                with connect(self._conninfo) as connection:
+                    connection.execute(f"LISTEN {self._channel}")
+                    self.ring(self._last(connection), [ALL])
+                    self._listening.set()
+                    while not self._closed:
+                        for notify in connection.notifies(timeout=LISTEN_S, stop_after=1):
+                            number, *topics = notify.payload.split("\n")
+                            self.ring(int(number), topics)
+            except (psycopg.Error, HoldfastError):
+                with self._changed:
+                    if not self._closed:
+                        self._changed.wait(PAUSE_S)

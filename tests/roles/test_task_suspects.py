@@ -1,0 +1,174 @@
+"""Tasks that may have killed their workers: who is beside them, and who waits for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import holdfast as hf
+from holdfast.clock import MS
+from holdfast.roles.task_worker import PATIENCE_NS, SOLITUDE_NS
+from tests.roles.task_rig import Gates, Shift, shift
+
+MODULES = ("holdfast.roles.task_worker", "holdfast.tasks.lease")
+
+LEASE_S = 10
+
+
+def state(handle: hf.TaskHandle[Any]) -> str:
+    return handle.status().state
+
+
+def work_of(gates: Gates, *, expiries_max: int = 2) -> hf.Task[[str], str]:
+    @hf.task(lease_s=LEASE_S, expiries_max=expiries_max)
+    def work(name: str) -> str:
+        gates.pass_through(name)
+        return name
+
+    return work
+
+
+def lose(rig: Shift, gates: Gates, *handles: hf.TaskHandle[Any], times: int = 1) -> None:
+    """Workers begin all that waits, and are lost with it."""
+    for n in range(times):
+        before = len(gates.came)
+        lost = rig.worker(f"lost-{n}")
+        rig.until(
+            lambda before=before: len(gates.came) == before + len(handles),
+            "that it is begun",
+            lost,
+            tick_ns=100 * MS,
+        )
+        # It does nothing more: as if it were dead, but for its threads.
+        rig.clock.advance((LEASE_S + 1) * 1000 * MS)
+        rig.store.transact(_touch)
+
+
+def _touch(txn: Any) -> None:
+    txn.notify("nobody")
+
+
+def test_the_last_lease_of_a_task_is_granted_with_nothing_beside_it() -> None:
+    gates = Gates()
+    work = work_of(gates)
+    with shift(work) as rig:
+        suspect = rig.rt.submit(work, "suspect")
+        lose(rig, gates, suspect)
+        worker = rig.worker(concurrency=8)
+        rig.until(lambda: suspect.status().attempt == 2, "its second lease", worker, tick_ns=MS)
+        others = [rig.rt.submit(work, f"other {n}") for n in range(5)]
+        # For as long as a poisonous one may take to show itself.
+        rig.pass_time(SOLITUDE_NS / 2e9, worker)
+        assert [handle.status().where for handle in others] == ["ready"] * 5
+        gates.open("suspect")
+        rig.until(lambda: state(suspect) == "COMPLETED", "its end", worker)
+        rig.until(lambda: len(gates.inside) == 5, "the others", worker, tick_ns=MS)
+        gates.open(*(f"other {n}" for n in range(5)))
+        rig.until(lambda: rig.counts().completed == 6, "all", worker)
+
+
+def test_a_suspect_waits_until_nothing_else_runs() -> None:
+    gates = Gates()
+    work = work_of(gates)
+    with shift(work) as rig:
+        suspect = rig.rt.submit(work, "suspect")
+        lose(rig, gates, suspect)
+        before = rig.rt.submit(work, "before")
+        worker = rig.worker(concurrency=8)
+        rig.until(lambda: "before" in gates.inside, "the other", worker)
+        after = rig.rt.submit(work, "after")
+        rig.pass_time(PATIENCE_NS / 2e9, worker)
+        assert (suspect.status().attempt, state(after)) == (1, "WAITING")
+        gates.open("before", "suspect", "after")
+        rig.until(lambda: rig.counts().completed == 3, "all", worker, tick_ns=MS)
+        assert gates.came == ["suspect", "before", "suspect", "after"]
+        assert state(before) == "COMPLETED"
+
+
+def test_a_suspect_that_runs_for_long_does_not_keep_others_waiting() -> None:
+    gates = Gates()
+    work = work_of(gates)
+    with shift(work) as rig:
+        suspect = rig.rt.submit(work, "suspect")
+        lose(rig, gates, suspect)
+        worker = rig.worker()
+        rig.until(lambda: suspect.status().attempt == 2, "its second lease", worker, tick_ns=MS)
+        other = rig.rt.submit(work, "other")
+        gates.open("other")
+        rig.until(lambda: state(other) == "COMPLETED", "the other", worker, tick_ns=50 * MS)
+        assert state(suspect) == "LEASED"
+        gates.open("suspect")
+        rig.until(lambda: state(suspect) == "COMPLETED", "its end", worker)
+
+
+def test_a_suspect_does_not_wait_for_ever_for_others_to_end() -> None:
+    gates = Gates()
+    work = work_of(gates)
+    with shift(work) as rig:
+        suspect = rig.rt.submit(work, "suspect")
+        lost = rig.worker("lost")
+        rig.until(lambda: gates.inside, "its beginning", lost)
+        other = rig.rt.submit(work, "other")
+        worker = rig.worker()
+        rig.until(lambda: "other" in gates.inside, "the other", worker)
+        gates.open("suspect")
+        rig.until(
+            lambda: state(suspect) == "COMPLETED", "the suspect's end", worker, tick_ns=50 * MS
+        )
+        assert (state(other), suspect.status().expiries) == ("LEASED", 1)
+        gates.open("other")
+        rig.until(lambda: state(other) == "COMPLETED", "the other's end", worker)
+
+
+def test_many_suspects_are_all_worked_off_and_new_tasks_with_them() -> None:
+    gates = Gates()
+    work = work_of(gates)
+    names = [f"suspect {n}" for n in range(16)]
+    with shift(work) as rig:
+        suspects = [rig.rt.submit(work, name) for name in names]
+        lose(rig, gates, *suspects)
+        gates.open(*names, *(f"other {n}" for n in range(10)))
+        others = [rig.rt.submit(work, f"other {n}") for n in range(10)]
+        worker = rig.worker()
+        rig.until(lambda: rig.counts().completed == 26, "all", worker, tick_ns=10 * MS)
+        assert {handle.status().expiries for handle in suspects} == {1}
+        assert {handle.status().expiries for handle in others} == {0}
+
+
+def test_nobody_is_dead_for_what_another_one_did() -> None:
+    """A task whose every worker is lost takes others with it until its last lease, and then nobody."""
+    gates = Gates()
+    work = work_of(gates, expiries_max=3)
+    with shift(work) as rig:
+        poison = rig.rt.submit(work, "poison")
+        others = [rig.rt.submit(work, f"other {n}") for n in range(5)]
+        for n in range(20):
+            if state(poison) == "DEAD":
+                break
+            worker = rig.worker(f"w{n}")
+            # Whoever begins the poison is lost with all that it has then.
+            came = gates.came.count("poison")
+            rig.until(
+                lambda came=came: gates.came.count("poison") > came or state(poison) == "DEAD",
+                "the poison",
+                worker,
+                tick_ns=50 * MS,
+            )
+            rig.clock.advance((LEASE_S + 1) * 1000 * MS)
+        last = rig.worker("last")
+        gates.open(*(f"other {n}" for n in range(5)))
+        rig.until(lambda: rig.counts().completed == 5, "the others", last, tick_ns=50 * MS)
+        status = poison.status()
+        assert (status.state, status.expiries, status.attempt) == ("DEAD", 3, 3)
+        assert max(handle.status().expiries for handle in others) <= 2
+        gates.open("poison")
+
+
+def test_a_task_that_may_outlive_no_lease_at_all_is_always_alone() -> None:
+    gates = Gates()
+    work = work_of(gates, expiries_max=1)
+    with shift(work) as rig:
+        handles = [rig.rt.submit(work, f"{n}") for n in range(4)]
+        gates.open(*"0123")
+        rig.until(lambda: rig.counts().completed == 4, "all", rig.worker(), tick_ns=MS)
+        assert gates.most == 1
+        assert all(state(handle) == "COMPLETED" for handle in handles)
