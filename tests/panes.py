@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -61,8 +62,14 @@ class Agent:
         until(lambda: len(self.texts) >= len(texts), f"{len(texts)} texts")
         assert self.texts == list(texts)
 
+    @property
+    def shown(self) -> str:
+        """What stands in the pane: letters and digits alone, for lines are wrapped and framed."""
+        told = self.tmux.run("capture-pane", "-p", "-t", self.pane_id)
+        return re.sub(r"[^0-9A-Za-z]", "", told)
+
     def shows(self, text: str) -> bool:
-        return text in self.tmux.run("capture-pane", "-p", "-t", self.pane_id)
+        return re.sub(r"[^0-9A-Za-z]", "", text) in self.shown
 
     def kill(self) -> None:
         self.tmux.run("kill-pane", "-t", self.pane_id)

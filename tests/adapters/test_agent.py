@@ -113,15 +113,18 @@ def test_what_stands_in_the_pane_is_not_typed_again(
 
 
 @pytest.mark.parametrize("mode", ["line", "framed"])
+@pytest.mark.parametrize("length", [5, 9, 10, 11, 12, 13, 41, 61, 62])
 def test_a_draft_that_somebody_left_is_submitted_and_not_typed_again(
-    tmux: TmuxServer, typist: Typist, mode: str
+    tmux: TmuxServer, typist: Typist, mode: str, length: int
 ) -> None:
+    # Some of the lengths put the last letters of the mark on a line of their own, or its bracket.
     agent = tmux.agent("worker", mode)
-    Tmux(tmux.socket).type(agent.pane_id, marked("hello", MARK))
+    text = "x" * length
+    Tmux(tmux.socket).type(agent.pane_id, marked(text, MARK))
     until(lambda: agent.shows(MARK), "the draft")
-    sent = typist.send("worker", "hello", CLAUDE, MARK)
+    sent = typist.send("worker", text, CLAUDE, MARK)
     assert (sent.reason, sent.typed) == (Why.CONFIRMED, False)
-    agent.expect(marked("hello", MARK))
+    agent.expect(marked(text, MARK))
 
 
 @pytest.mark.parametrize("mode", ["line", "framed"])

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from holdfast.authority import dispatch_log, replay
+from holdfast import codec
+from holdfast.authority import dispatch_log, dispatch_recount, replay
 from holdfast.authority.dispatch import (
     DISPATCH,
     Backlog,
@@ -27,6 +28,7 @@ from holdfast.authority.dispatch import (
 )
 from holdfast.authority.dispatch_log import DispatchLog
 from holdfast.authority.outcome import DispatchOutcomeReason, QueueTransition
+from holdfast.authority.replay import ReplayState
 from holdfast.clock import S, SimClock
 from holdfast.durable import journal
 from holdfast.errors import (
@@ -39,6 +41,7 @@ from holdfast.errors import (
     to_wire,
 )
 from holdfast.messages import Intent
+from holdfast.store import schema
 from holdfast.store.api import Store
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
@@ -46,6 +49,7 @@ from holdfast.store.memory import MemoryBackend
 MODULES = ("holdfast.authority.dispatch", "holdfast.authority.dispatch_log")
 
 U = "bank"
+CURSOR = schema.prefix(schema.Space.APP_STATE, "replay", U, "state")
 # How a request gets into each state.
 PATHS: dict[DispatchStatus, list[QueueTransition]] = {
     DispatchStatus.PENDING: [],
@@ -82,6 +86,7 @@ def every(store: Store) -> list[DispatchRecord]:
 
 def require_all_agree(store: Store) -> None:
     """Counters are a recount, the log tells the records, and every record is found where it is."""
+    assert store.read(lambda txn: list(dispatch_recount.differences(txn, U))) == []
     records = every(store)
     counted = Counter(record.status.value for record in records)
     deferred = sum(record.deferred for record in records)
@@ -232,6 +237,39 @@ def test_universes_have_logs_of_their_own(log: DispatchLog, sim_store: Store) ->
     log.request("r1", "work")
     other = DispatchLog(sim_store, "shop")
     assert (other.find("r1"), other.backlog()) == (None, Backlog())
+
+
+# -- a recount -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "what"),
+    [
+        (lambda txn, keys: txn.add(keys.counts[DispatchStatus.FAILED], 1), "counters"),
+        (lambda txn, keys: txn.add(keys.deferred, 1), "counters"),
+        (lambda txn, keys: txn.put(keys.states[DispatchStatus.FAILED] + b"x", b"r"), "requests by state"),
+        (lambda txn, keys: txn.put(keys.marks + b"x", b"r9"), "marks"),
+        (lambda txn, keys: txn.put(CURSOR, codec.pack(ReplayState(9, 9))), "cursor of the leader"),
+    ],
+    ids=["counter", "deferred", "index", "mark", "cursor"],
+)  # fmt: skip
+def test_a_recount_finds_what_does_not_fit(sim_store: Store, spoilt: Any, what: str) -> None:
+    in_state(sim_store, DispatchStatus.NOTIFIED)
+    keys = dispatch_log.keys_of(U)
+    sim_store.transact(lambda txn: spoilt(txn, keys) and None)
+    found = sim_store.read(lambda txn: list(dispatch_recount.differences(txn, U)))
+    assert [one.what for one in found] == [what]
+
+
+def test_removed_requests_leave_nothing_behind(
+    log: DispatchLog, sim_store: Store, clock: SimClock
+) -> None:
+    for n in range(4):
+        log.request(f"old-{n}", "work")
+        log.failed(f"old-{n}", "no")
+    clock.advance(dispatch_log.KEPT_NS + S)
+    log.request("new", "work")
+    assert sim_store.read(lambda txn: list(dispatch_recount.differences(txn, U))) == []
 
 
 # -- bounds ----------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import socket
 import sys
 from itertools import pairwise
@@ -35,6 +36,7 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
 @pytest.mark.timeout(PAGE_S + 20)
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     # Another port than the usual one, where somebody may be listening.

@@ -167,6 +167,20 @@ def test_a_worker_without_a_queue_that_can_be_is_refused(wrong: Any) -> None:
         Shift().worker(queues=wrong)
 
 
+def test_a_worker_forgets_what_is_over_by_itself() -> None:
+    @hf.task(retain_s=5)
+    def work() -> None: ...
+
+    with shift(work) as rig:
+        handles = rig.rt.submit_many(work, [()] * 20)
+        worker = rig.worker()
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", worker)
+        rig.pass_time(4, worker)
+        assert rig.counts().completed == 20
+        rig.pass_time(20, worker)
+        assert rig.counts().completed == 0
+
+
 # -- leases ------------------------------------------------------------------------------------
 
 

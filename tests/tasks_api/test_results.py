@@ -391,21 +391,6 @@ def test_what_has_not_ended_is_never_forgotten(later: Runtime, clock: SimClock) 
     assert handle.status().state == "WAITING"
 
 
-def test_a_worker_forgets_what_is_over_by_itself(running: Open) -> None:
-    brief = hf.task(retain_s=0.001)(add.fn)
-    rt = running(brief)
-    rt.submit(brief, 1)
-    until(lambda: _gone(rt, "1-1"), "that it is forgotten")
-
-
-def _gone(rt: hf.Runtime, id: str) -> bool:
-    try:
-        rt.task(id)
-    except NotFound:
-        return True
-    return False
-
-
 # -- redrive -------------------------------------------------------------------------------------
 
 

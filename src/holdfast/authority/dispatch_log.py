@@ -128,7 +128,7 @@ def request(
     event = requested(request_id, target, txn.now_ns, metadata, digest)
     made = begun(event)
     _put(txn, universe, None, made)
-    txn.put(_keys(universe).marks + tuples.pack((mark_of(request_id),)), request_id.encode())
+    txn.put(keys_of(universe).marks + tuples.pack((mark_of(request_id),)), request_id.encode())
     _log(txn, universe, event)
     return made
 
@@ -159,14 +159,14 @@ def abandon(txn: Txn, universe: str, request_id: str, reason: str) -> bool:
 
 def find(txn: Txn, universe: str, request_id: str) -> DispatchRecord | None:
     check_name("request_id", request_id)
-    row = txn.get(_keys(universe).records + tuples.pack((request_id,)))
+    row = txn.get(keys_of(universe).records + tuples.pack((request_id,)))
     return None if row is None else codec.unpack_as(DispatchRecord, row)
 
 
 def by_mark(txn: Txn, universe: str, mark: str) -> DispatchRecord | None:
     """The request whose text ends with this mark, as it stands in a pane."""
     check_name("mark", mark)
-    row = txn.get(_keys(universe).marks + tuples.pack((mark,)))
+    row = txn.get(keys_of(universe).marks + tuples.pack((mark,)))
     return None if row is None else find(txn, universe, row.decode())
 
 
@@ -179,15 +179,15 @@ def listed(
 ) -> list[DispatchRecord]:
     """Requests in a state, those that have been in it longest first."""
     check_limit(limit)
-    prefix = _keys(universe).states[status]
-    lo = prefix if after is None else _place(universe, status, after) + b"\x00"
+    prefix = keys_of(universe).states[status]
+    lo = prefix if after is None else place_of(universe, status, after) + b"\x00"
     rows = txn.scan(lo, tuples.after(prefix), limit)
     found = [find(txn, universe, row.decode()) for _, row in rows]
     return [one for one in found if one is not None]
 
 
 def backlog(txn: Txn, universe: str) -> Backlog:
-    keys = _keys(universe)
+    keys = keys_of(universe)
     counts = {status.value: txn.count(key) for status, key in keys.counts.items()}
     return Backlog(**counts, deferred=txn.count(keys.deferred))
 
@@ -213,7 +213,7 @@ def rebuilt(found: list[DispatchEvent]) -> dict[str, DispatchRecord]:
 # -- inside --------------------------------------------------------------------------------------
 
 
-class _Keys:
+class Keys:
     """The space of app state has room for it: "dispatch" <u> and one of
 
     "r" <request id>                    records
@@ -238,11 +238,11 @@ class _Keys:
         self.counts = {status: key("n", status.value) for status in DispatchStatus}
 
 
-_keys = lru_cache(maxsize=1024)(_Keys)
+keys_of = lru_cache(maxsize=1024)(Keys)
 
 
-def _place(universe: str, status: DispatchStatus, record: DispatchRecord) -> bytes:
-    prefix = _keys(universe).states[status]
+def place_of(universe: str, status: DispatchStatus, record: DispatchRecord) -> bytes:
+    prefix = keys_of(universe).states[status]
     return prefix + tuples.pack_int(record.since_ns) + tuples.pack((record.request_id,))
 
 
@@ -258,13 +258,13 @@ def _move(
 
 def _put(txn: Txn, universe: str, was: DispatchRecord | None, now: DispatchRecord | None) -> None:
     """Replace a record, or make or remove one, with everything that is derived from it."""
-    keys = _keys(universe)
+    keys = keys_of(universe)
     if was is not None:
-        txn.delete(_place(universe, was.status, was))
+        txn.delete(place_of(universe, was.status, was))
         txn.add(keys.counts[was.status], -1)
     if now is not None:
         txn.put(keys.records + tuples.pack((now.request_id,)), codec.pack(now))
-        txn.put(_place(universe, now.status, now), now.request_id.encode())
+        txn.put(place_of(universe, now.status, now), now.request_id.encode())
         txn.add(keys.counts[now.status], 1)
     deferred = (now is not None and now.deferred) - (was is not None and was.deferred)
     if deferred:
@@ -292,7 +292,7 @@ def _sweep(txn: Txn, universe: str) -> None:
     for one in overdue:
         if txn.now_ns - one.since_ns > ACKNOWLEDGED_WITHIN_NS:
             _move(txn, universe, one, QueueTransition.FAILED, UNACKNOWLEDGED)
-    keys = _keys(universe)
+    keys = keys_of(universe)
     for status in (DispatchStatus.DELIVERED, DispatchStatus.FAILED):
         for one in listed(txn, universe, status, None, SWEPT_PER_REQUEST):
             if txn.now_ns - one.since_ns > KEPT_NS:

@@ -6,6 +6,7 @@
     inbox        the rows, from the cursor and the last number given
     lease        the index by worker, from the fences; the fences, from the lease log
     authority    the lease of each universe, from its log
+    dispatch     the counters and the index by state, from the requests
     task         statuses, from the log of tasks; places, counts and indexes, from bodies and statuses
 
 Each check yields what it finds as a `Difference`. All of them together see one snapshot, so that
@@ -20,7 +21,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast import codec
-from holdfast.authority import authority
+from holdfast.authority import authority, dispatch_recount
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox, item
 from holdfast.durable import lease as leases
@@ -55,6 +56,7 @@ def recount(txn: Txn) -> list[Difference]:
         found += _catalog(txn, universe)
         found += _assignments(txn, universe)
         found += _authority(txn, universe)
+        found += _dispatches(txn, universe)
     found += _leases(txn)
     for universe in inventory.names_after(txn, (int(Space.TASK),)):
         found += _tasks(txn, universe)
@@ -220,6 +222,11 @@ def _authority(txn: Txn, universe: str) -> Iterator[Difference]:
     stored, rebuilt = authority.read(txn, universe), authority.rebuilt(txn, universe)
     if stored != rebuilt:
         yield _differs("authority", universe, "lease", stored.lease_id, rebuilt.lease_id)
+
+
+def _dispatches(txn: Txn, universe: str) -> Iterator[Difference]:
+    for one in dispatch_recount.differences(txn, universe):
+        yield _differs("dispatch", universe, one.what, one.found, one.expected)
 
 
 # -- tasks ---------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import dataclasses
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from holdfast.app.app import App
 from holdfast.clock import MS
@@ -20,9 +20,11 @@ from holdfast.durable.queue import topic
 from holdfast.roles.adapter import Adapter, AdapterPool
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.runner import Policy, Runner
+from holdfast.runner.bell import Bell
 from holdfast.runner.crew import Crew, Hand
 from holdfast.sim.actor import Actor, Life
 from holdfast.sim.processes import CERTAIN_MIN, STOPPED_MILLE, Hosting, booted, stop, survived
+from holdfast.store.api import Store
 from holdfast.store.future import Submitted, complete
 
 HANDS = 3
@@ -54,10 +56,10 @@ class Household(Actor):
         worker = self.hosting.role(life)
         assert isinstance(worker, WorldWorker)
         # Only the carriage does not wait for its commits.
-        worker.store = under_way
+        worker.store = cast(Store, under_way)
         pool = self._pool(life)
         pool.ride(worker.carriage)
-        worker.carriage.open(_Bell())
+        worker.carriage.open(cast(Bell, _Bell()))
         for runner in pool.runners:
             while not survived(life, booted, runner):
                 pass

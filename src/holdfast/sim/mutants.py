@@ -2,8 +2,8 @@
 
 Some guards cover each other. Where a single one can be removed without harm, the pair is planted.
 Those of worlds and of who hosts them are in `mutants_worlds`, those of what worlds want of others in
-`mutants_effects`, those of a run's ledger in `mutants_ledger`, all others here; how they are planted is
-in `edits`.
+`mutants_effects`, those of a run's ledger in `mutants_ledger`, those of tasks in `mutants_tasks`, all
+others here; how they are planted is in `edits`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from holdfast.sim.edits import Edit, Mutant
 from holdfast.sim.mutants_effects import EFFECTS
 from holdfast.sim.mutants_ledger import LEDGER
+from holdfast.sim.mutants_tasks import TASKS
 from holdfast.sim.mutants_worlds import WORLDS
 from holdfast.sim.settings import HAS_LEDGER, Workload
 
@@ -228,15 +229,18 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
 }
 
 _LEDGER = {f"ledger {name}": edits for name, edits in LEDGER.items() if HAS_LEDGER}
+_TASKS = {f"task {name}": edits for name, edits in TASKS.items()}
 
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(name, edits)
-    for name, edits in {**_PLANTED, **WORLDS, **EFFECTS, **_LEDGER}.items()
+    for name, edits in {**_PLANTED, **WORLDS, **EFFECTS, **_LEDGER, **_TASKS}.items()
 }
 
 
 def concerns(name: str, workload: str) -> bool:
     """Whether a run of this kind comes past the planted bug at all, or may be left out."""
+    if name in _TASKS or workload == Workload.TASKS:
+        return name in _TASKS and workload == Workload.TASKS
     if name in EFFECTS:
         return workload == Workload.EFFECTS
     if name in WORLDS:

@@ -44,6 +44,8 @@ SHORT_MEMORY = {"store.engine": {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}}
 # A step of simulated time is as long as a token of a rate is good for: here it is good for longer.
 COARSE = {"effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS}}
 CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
+# Checkpoints of a few tasks a chunk, by makers that are soon taken for dead.
+SHORT_TASKS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 1000 * MS}}
 SHORT_LEDGER = {
     "ledger.position": {"REPLIES_KEPT": 2, "OVER_KEPT": 2, "RIPEN_MAX": 1},
     "ledger.choose": {"PARTS_MAX": 2},
@@ -235,6 +237,8 @@ def _short_memory(settings: Settings) -> Iterator[None]:
         wanted |= SHORT_MEMORY
     if settings.short_memory and settings.workload == Workload.LEDGER:
         wanted = {**wanted, **SHORT_LEDGER}
+    if settings.workload == Workload.TASKS:
+        wanted = {**wanted, **SHORT_TASKS}
     if settings.crowded:
         wanted = {**wanted, **CROWDED}
     genuine = []

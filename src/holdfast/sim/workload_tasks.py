@@ -131,7 +131,7 @@ class TaskWorker(Actor):
             tape = life.tape
             queues = list(QUEUES) if life.calm or tape.chance(600) else [QUEUES[tape.draw(2)]]
             try:
-                if late and tape.chance(200):
+                if late and (tape.chance(200) or late[0][0] != generation):
                     self._too_late(life, me, late)
                 asked = [queues, 1 + tape.draw(3), alone]
                 if reports and tape.chance(300):
@@ -194,6 +194,9 @@ class TaskWorker(Actor):
 
     def _too_late(self, life: Life, me: str, late: list[tuple[int, Grant]]) -> None:
         generation, grant = late.pop(0)
+        if life.tape.chance(500):
+            hold = Hold(grant.seq, grant.lease, True)
+            life.store.transact(tasks.extend, UNIVERSE, generation, [hold])
         report = Report(grant.seq, grant.lease, End.OK, b"late")
         [answer] = life.store.transact(tasks.settle, UNIVERSE, me, generation, [report])
         if answer == tasks.Answer.CANCELLED:

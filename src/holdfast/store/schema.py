@@ -7,6 +7,8 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     "meta"                                       generation, store id, clock anchor
                     "sim" …                                      free for tests and the simulator
                     "budget" <u> …                               money and tokens, reserved and spent
+                    "dispatch" <u> …                             requests to panes, by id, state and mark
+                    "replay" <u> …                               how far the leader was told of them
     1  outcome      <slot>                                       what the last commits answered
     2  sequence     <space bytes>                                last number given by append
     3  blob         "data" <hash>                                large values, content-addressed

@@ -120,7 +120,7 @@ def translated(error: psycopg.Error, conninfo: str) -> HoldfastError:
     where = f"{known.get('host', 'localhost')}/{known.get('dbname', '')}"
     why = (str(error).strip().splitlines() or [type(error).__name__])[0]
     state = error.sqlstate or ""
-    if state in ("28P01", "28000", "42501"):
+    if state in ("28P01", "28000", "42501", "3F000"):
         return Denied(url=where, why=why)
     if state == "3D000":
         return NotFound(what="database", url=where, why=why)
