@@ -1,7 +1,8 @@
 #!/bin/sh
 # A worker for tasks in sh and curl:  worker.sh JOBS [QUEUE]
 #
-# JOBS is a directory of programs, one for each name of a task. A program gets the task on stdin, as JSON,
+# JOBS is a directory of programs, one for each name of a task; tasks of other names are left to others. A
+# program gets the task on stdin, as JSON,
 # and prints its result, as JSON. It ends with 0 when it is done, with 65 when no second try could help,
 # with anything else when one might. What it says on stderr is kept with a task that fails, and shows that
 # it goes on: one that says nothing for the task's execution window is taken for hung, and loses its lease.
@@ -62,25 +63,26 @@ fail() {
     report fail
 }
 
-# keep PID: say every third of the lease that we go on; when it is lost, end the job.
+# keep PID: say every third of the lease that the job goes on; when the lease is lost, end the job.
 keep() {
-    nap= said=0
+    nap= said=0 beat=$scratch/beat-$lease
     trap 'kill $nap 2>/dev/null; exit' TERM
     while :; do
         sleep $((lease_s / 3 > 0 ? lease_s / 3 : 1)) &
         nap=$!
         wait $nap
+        # A signal that comes before there is a trap for it is lost: so look, too.
+        [ "$(cat "$scratch/current" 2>/dev/null)" = "$lease" ] || exit
         now=$(wc -c <"$scratch/errors")
         [ "$now" -gt "$said" ] && progressed=true || progressed=false
         said=$now
-        printf '{"leases":[{"lease":"%s","progressed":%s}]}' "$lease" $progressed >"$scratch/beat"
-        : >"$scratch/beat.answer"
-        post heartbeat "$scratch/beat" >/dev/null &
-        wait $!
-        case $(cat "$scratch/beat.answer") in
+        printf '{"leases":[{"lease":"%s","progressed":%s}]}' "$lease" $progressed >"$beat"
+        (post heartbeat "$beat") >/dev/null
+        case $(cat "$beat.answer" 2>/dev/null) in
         *'"answer":"COMMITTED"'*) ;;
         *'"answer":"'*) kill "$1" 2>/dev/null && exit ;;
         esac
+        rm -f "$beat" "$beat.answer"
     done
 }
 
@@ -90,9 +92,20 @@ text() {
         sed 's/\\/\\\\/g; s/"/\\"/g'
 }
 
+# names: of the programs, as a list in JSON.
+names() {
+    for job in "$jobs"/*; do
+        [ -f "$job" ] && [ -x "$job" ] && printf '"%s"\n' "${job##*/}"
+    done | grep -E '^"[A-Za-z0-9][A-Za-z0-9._-]*"$' | paste -s -d , -
+}
+
+if [ -z "$(names)" ]; then
+    echo "$jobs: no programs there" >&2
+    exit 2
+fi
 echo "ready $worker"
 while [ -z "$stopping" ]; do
-    printf '{"worker":"%s","queues":["%s"],"wait_s":20}' "$worker" "$queue" >"$scratch/lease"
+    printf '{"worker":"%s","queues":["%s"],"names":[%s],"wait_s":20}' "$worker" "$queue" "$(names)" >"$scratch/lease"
     : >"$scratch/status"
     post lease "$scratch/lease" >"$scratch/status" &
     asking=$!
@@ -114,13 +127,9 @@ while [ -z "$stopping" ]; do
     lease_s=${lease_s:-60}
     sed 's/^{"tasks":\[//; s/\],"suspects":[a-z]*}$//' "$leased" >"$scratch/task"
 
-    if [ -z "$name" ] || [ ! -f "$jobs/$name" ] || [ ! -x "$jobs/$name" ]; then
-        name=${name:-?}
-        fail unknown_task "this worker has no such job" refused
-        continue
-    fi
     "$jobs/$name" <"$scratch/task" >"$scratch/result" 2>"$scratch/errors" &
     job=$!
+    echo "$lease" >"$scratch/current"
     keep $job &
     keeper=$!
     wait $job
@@ -129,8 +138,8 @@ while [ -z "$stopping" ]; do
         wait $job
         code=$?
     done
+    : >"$scratch/current"
     kill $keeper 2>/dev/null
-    wait $keeper 2>/dev/null
     case $code in
     0)
         printf '{"worker":"%s","lease":"%s","result":' "$worker" "$lease" >"$scratch/report"

@@ -341,7 +341,7 @@ def test_a_leader_that_is_too_far_behind_makes_requests_wait(
         log.request("r3", "work")
     assert error.value.retryable
     assert error.value.retry_after_s > 0
-    sim_store.transact(replay.advance, U, 3, [])
+    sim_store.transact(replay.advance, U, 0, 3, [])
     log.request("r3", "work")
 
 

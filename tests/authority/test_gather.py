@@ -207,7 +207,7 @@ def test_events_that_the_leader_was_not_told_make_a_universe_unready(sim_store: 
     assert (deferred.code, deferred.text, deferred.since_ns > 0) == (
         "leader_missing", "no pane", True,
     )  # fmt: skip
-    sim_store.transact(replay.advance, U, 1, ["r1/0"])
+    sim_store.transact(replay.advance, U, 0, 1, ["r1/0"])
     sim_store.transact(replay.clear_deferred, U)
     assert look(sim_store, U).ready
 

@@ -27,7 +27,9 @@ def ahead(store: Store) -> list[tuple[int, str, bool]]:
 
 
 def advance(store: Store, cursor: int, *ids: str) -> ReplayState:
-    state: ReplayState = store.transact(replay.advance, U, cursor, list(ids))
+    was = store.read(replay.read, U)
+    at = 0 if was is None else was.cursor
+    state: ReplayState = store.transact(replay.advance, U, at, cursor, list(ids))
     return state
 
 
@@ -61,6 +63,18 @@ def test_the_cursor_moves_up_with_what_was_handled(sim_store: Store) -> None:
     assert advance(sim_store, 2, "a/0", "b/0").cursor == 2
     assert ahead(sim_store) == [(3, "c/0", False)]
     assert sim_store.read(replay.pending, U) == 1
+
+
+def test_a_cursor_that_was_rewound_meanwhile_stays_and_what_was_told_is_remembered(
+    sim_store: Store,
+) -> None:
+    sim_store.transact(replay.follow, U)
+    made(sim_store, "a", "b", "c")
+    advance(sim_store, 2)
+    sim_store.transact(replay.rewind, U, 0)
+    state = sim_store.transact(replay.advance, U, 2, 3, ["c/0"])
+    assert state.cursor == 0
+    assert ahead(sim_store) == [(1, "a/0", False), (2, "b/0", False), (3, "c/0", True)]
 
 
 @pytest.mark.parametrize("cursor", [1, 4])

@@ -168,7 +168,7 @@ def test_the_leader_sees_what_waits_and_why(run: Run, path: Path, rig: Rig) -> N
 def test_the_log_is_gone_over_again_from_a_height(run: Run, path: Path, rig: Rig) -> None:
     run("dispatch", "leader", "%1", "--store", path)
     DispatchLog(rig.store, U).request("r9", "work")
-    rig.store.transact(replay.advance, U, 1, ["r9/0"])
+    rig.store.transact(replay.advance, U, 0, 1, ["r9/0"])
     ran = run("dispatch", "rewind", "0", "--store", path, "--json")
     assert (ran.document["cursor"], ran.document["pending"]) == (0, 1)
     assert run("dispatch", "rewind", "9", "--store", path).code == 1

@@ -165,8 +165,8 @@ def test_a_judge_sees_who_it_is_and_how_it_fared(sim_store: Store, clock: SimClo
     clock.advance(TTL + S)
     claim(sim_store)
     assert set(seen[-1]) == {
-        Candidate(1, "g", b"take", 1, 1, 3),
-        Candidate(2, "g", LARGE, 0, 0, 1),
+        Candidate(1, "g", b"take", 1, 1, 3, 0, 3),
+        Candidate(2, "g", LARGE, 0, 0, 1, 0, 2),
     }
 
 

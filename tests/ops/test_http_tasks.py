@@ -259,6 +259,13 @@ def test_leases_come_from_the_queues_that_were_named(client: Client) -> None:
     assert [one["id"] for one in client.lease(queues=["b", "c"], limit=5)] == [wanted]
 
 
+def test_leases_are_of_the_names_that_were_asked_for(client: Client) -> None:
+    a, b = client.submit("a"), client.submit("b")
+    assert [one["id"] for one in client.lease(names=["b", "c"], limit=5)] == [b]
+    assert client.task(a)["where"] == "stray"
+    assert [one["id"] for one in client.lease(limit=5)] == [a]
+
+
 # -- long polls ------------------------------------------------------------------------------------
 
 
@@ -302,6 +309,20 @@ def test_every_one_of_many_polls_gets_a_task(rig: Rig, server: HttpServer) -> No
         ids = rig.client(server).post("/v1/tasks", {"tasks": tasks}).document["ids"]
         granted = [one["id"] for poll in polls for one in poll.result(30)]
     assert sorted(granted) == sorted(ids)
+
+
+def test_polls_for_different_names_get_what_they_know(rig: Rig, server: HttpServer) -> None:
+    names = ["a", "b", "c"]
+    with ThreadPoolExecutor(len(names)) as pool:
+        polls = {
+            name: pool.submit(rig.client(server).lease, name, names=[name], wait_s=30)
+            for name in names
+        }
+        until(lambda: server.busy == len(names), "all of them wait")
+        for name in reversed(names):
+            rig.client(server).submit(name)
+        for name, poll in polls.items():
+            assert [one["name"] for one in poll.result(20)] == [name]
 
 
 def test_a_poll_at_a_full_queue_gets_its_task_when_there_is_room(

@@ -56,9 +56,7 @@ def poison(n: int, how: str) -> int:
     return n
 
 
-@hf.task(
-    lease_s=LEASE_S, expiries_max=POISON_EXPIRIES_MAX, backoff_s=0.01, isolation="process"
-)
+@hf.task(lease_s=LEASE_S, expiries_max=POISON_EXPIRIES_MAX, backoff_s=0.01, isolation="process")
 def poison_apart(n: int, how: str) -> int:
     write_down("poison_apart")
     end_with(how)

@@ -125,8 +125,15 @@ def test_what_cannot_be_done_is_refused_with_what_was_said(home: Home) -> None:
     failed = home.api.ended(home.api.submit("checksum", 5))
     assert (failed["state"], failed["reason"]) == ("FAILED", "refused")
     assert "one argument, plain text" in failed["error"]
-    unknown = home.api.ended(home.api.submit("../worker.sh"))
-    assert (unknown["state"], unknown["reason"]) == ("FAILED", "unknown_task")
+
+
+def test_what_it_has_no_program_for_is_left_to_others(home: Home) -> None:
+    home.work("one")
+    others = [home.api.submit("../worker.sh"), home.api.submit("resize")]
+    home.api.ended(home.api.submit("checksum", "a"))
+    assert [home.api.state(id) for id in others] == ["WAITING", "WAITING"]
+    home.job("resize", "echo 5")
+    assert home.api.ended(others[1])["result"] == 5
 
 
 def test_what_fails_is_tried_again(home: Home) -> None:

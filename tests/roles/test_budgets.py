@@ -128,6 +128,7 @@ class Ask(hf.Event):
     model: str = "m"
     max_tokens: int = 100
     kind: str = "speech"
+    priority: int = 0
 
 
 class Drop(hf.Event):
@@ -141,7 +142,8 @@ class Asker(hf.World):
     @hf.on(Ask)
     def ask(self, event: Ask, cx: hf.Context) -> None:
         options = ChatOptions(max_tokens=event.max_tokens)
-        self.intents.append(cx.do(EFFECTS[event.kind], MESSAGES, event.model, options).intent_hash)
+        effect = EFFECTS[event.kind].options(priority=event.priority)
+        self.intents.append(cx.do(effect, MESSAGES, event.model, options).intent_hash)
 
     @hf.on(Drop)
     def drop(self, event: Drop, cx: hf.Context) -> None:
@@ -456,10 +458,16 @@ def test_what_does_not_fit_beside_others_waits_for_them_and_is_done(desk: Desk) 
     desk.limit(MOST[TOKENS] + BOOKED[TOKENS])
     ada, bob = desk.asker("ada", Ask()), desk.asker("bob", Ask())
     pool = desk.pool()
+    waiting: list[queue.Counts] = []
+
+    def look() -> Usage:
+        waiting.append(desk.counts("speech"))
+        return BILL
+
+    teller.usual = look
+    # No time passes: what has ended wakes what waits.
     desk.work(pool)
-    assert sorted(ada.state().told + bob.state().told) == ["ok"], "one of them has to wait"
-    assert desk.counts("speech") == queue.Counts(delayed=1, done=1)
-    desk.work(pool, seconds=2 * admission.LATER_NS / S)
+    assert waiting[0].delayed == 1, "one of them has to wait"
     assert ada.state().told == bob.state().told == ["ok"]
     assert desk.letters("speech") == []
 
@@ -543,9 +551,55 @@ def test_what_has_its_budget_set_aside_already_waits_behind_nobody(desk: Desk) -
     desk.store.transact(queue.release, [claimed(desk, pool)])
     teller.usual = Usage(0, 0)
     desk.work(pool)
-    assert ada.state().told == ["ok"]
-    desk.work(pool, seconds=5)
     assert ada.state().told == ["ok", "ok"]
+    assert [call.idempotency_key for call in teller.calls] == [
+        f"1-{intent.hex()}" for intent in ada.state().intents
+    ]
+
+
+def test_of_those_that_wait_the_highest_priority_is_begun_first(desk: Desk) -> None:
+    """However long the others have waited, and whatever the clock says."""
+    desk.limit(MOST[TOKENS])
+    teller.usual = Usage(0, 0)
+    ada = desk.asker("ada", Ask())
+    pool = desk.pool()
+    first = claimed(desk, pool)
+    for _ in range(20):
+        ada.send(Ask())
+    desk.work(pool, seconds=3)
+    ada.send(Ask(priority=5))
+    desk.work(pool, seconds=0.1)
+    assert (desk.counts("speech").delayed, teller.calls) == (21, [])
+    [urgent] = ada.state().intents[-1:]
+    intent = codec.unpack_as(Intent, first.payload)
+    close = codec.pack((U, intent.intent_hash.hex(), []))
+    then = queue.Then(0, budget.close.name, close)
+    desk.store.transact(queue.settle, [first.token], [], queue.Budget(), [then])
+    desk.work(pool)
+    assert teller.calls[0].idempotency_key == f"1-{urgent.hex()}"
+    assert len(teller.calls) == 21, "each that ended has woken the next"
+
+
+def test_a_claim_that_is_handed_back_unbegun_sets_nothing_aside(desk: Desk) -> None:
+    desk.asker("ada", Ask())
+    pool = desk.pool()
+    [runner] = [one for one in pool.runners if one.worker == "pool/speech"]
+    works = runner._claimer.claim(1, runner.policy, Tick(), lambda claim: False)
+    assert desk.account().reserved == MOST[TOKENS]
+    runner._claimer.hand_back(works, Tick())
+    assert desk.counts("speech").ready == 1
+    assert desk.account() == Account(0, 0, None)
+
+
+def test_a_raised_limit_wakes_those_that_waited(desk: Desk) -> None:
+    full(desk)
+    bob = desk.asker("bob", Ask())
+    pool = desk.pool()
+    desk.work(pool)
+    assert desk.counts("speech").delayed == 1
+    desk.limit(10 * MOST[TOKENS])
+    desk.work(pool)
+    assert bob.state().told == ["ok"]
 
 
 def test_what_waited_for_others_in_vain_is_over_budget(desk: Desk) -> None:

@@ -338,3 +338,62 @@ def test_chains_go_on_while_others_send_to_their_worlds(tmp_path: Path) -> None:
             runtime.store.read(journal.verify, subject)
         done = runtime.store.read(queue.counts, publish.effects("line", "echo"))
     assert done == queue.Counts(done=worlds * (length + 1))
+
+
+# -- offers ----------------------------------------------------------------------------------------
+
+
+def test_what_a_world_wants_is_claimed_for_a_runner_that_waits_in_the_same_commit(
+    rig: Carrying,
+) -> None:
+    ada = rig.buyer("ada")
+    rig.think()
+    offer = rig.parcel(asked=3)
+    assert rig.carriage.offer(offer)
+    ada.send(Ordered(times=5))
+    before = rig.backend.last_id()
+    rig.host.tick()
+    assert offer.answer is not None
+    assert offer.answer[1] is not None
+    assert [one.seq for one in offer.answer[1].items] == [1, 2, 3]
+    assert (rig.counts().claimed, rig.counts().ready) == (3, 2)
+    assert rig.backend.last_id() <= before + 2, "the cycle's, and its hint's"
+
+
+def test_an_offer_stands_until_somebody_wants_what_it_is_for(rig: Carrying) -> None:
+    offer = rig.parcel(asked=3)
+    rig.carriage.offer(offer)
+    rig.buyer("ada", Woken())
+    assert not offer.ended
+    assert rig.carriage.retract(offer)
+
+
+def test_an_offer_that_was_used_cannot_be_taken_back(rig: Carrying) -> None:
+    offer = rig.parcel(asked=3)
+    rig.carriage.offer(offer)
+    rig.buyer("ada", Ordered())
+    assert not rig.carriage.retract(offer)
+
+
+def test_an_offer_that_went_with_a_commit_of_unknown_outcome_is_told_so(rig: Carrying) -> None:
+    ada = rig.buyer("ada", Woken())
+    offer = rig.parcel(asked=3)
+    rig.carriage.offer(offer)
+    ada.send(Ordered())
+    rig.backend.arm({1: UNKNOWN_AFTER})
+    rig.think()
+    assert isinstance(offer.error, CommitUnknown)
+    assert rig.counts() == queue.Counts(claimed=1)
+
+
+def test_a_runner_that_retracts_its_offer_claims_by_itself(tmp_path: Path) -> None:
+    """Whatever another process puts into its queue, while its own worker has nothing for it."""
+    with (
+        app.open(f"lmdb:{tmp_path}/store") as runtime,
+        app.open(f"lmdb:{tmp_path}/store", roles=("world",), worker="other") as other,
+    ):
+        chains = [other.world(Chain, f"c{n}") for n in range(8)]
+        other.send_many([(one, Begun(3)) for one in chains])
+        for one in chains:
+            one.wait_for(lambda s: s.steps == 4, timeout=LONG_S)
+        assert runtime.roles[0].failure is None

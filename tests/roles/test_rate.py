@@ -12,7 +12,7 @@ import pytest
 
 import holdfast as hf
 from holdfast.clock import MS, S
-from holdfast.effects.rate import AHEAD_NS, Block, grant
+from holdfast.effects.rate import AHEAD_NS, Block, Tokens, grant
 from holdfast.errors import Invalid
 from holdfast.roles.adapter import AdapterPool
 from tests.roles.rig import Rig
@@ -136,6 +136,22 @@ def test_an_idle_pool_asks_for_no_tokens() -> None:
     before = rig.rows()
     run(rig, [pool], 1, 10 * MS)
     assert rig.rows() == before
+
+
+def test_the_next_block_is_there_before_the_last_is_used_up(rig: Rig) -> None:
+    tokens = Tokens(rig.store, "q", 100.0)
+    had = tokens.stock(1000)
+    taken = 0
+    for _ in range(7):
+        rig.clock.advance(10 * MS)
+        taken += tokens.take(1)
+    tokens.stock(1000)
+    before = rig.backend.last_id()
+    for _ in range(5):
+        rig.clock.advance(11 * MS)
+        taken += tokens.take(1)
+    assert taken > had, "some of them are of the next block"
+    assert rig.backend.last_id() == before
 
 
 def test_blocks_never_overlap(rig: Rig) -> None:

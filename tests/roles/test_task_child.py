@@ -60,7 +60,7 @@ def test_an_isolated_task_knows_itself() -> None:
         assert handle.result(0) == [handle.id, 1, f"task-{handle.id}", False]
 
 
-@pytest.mark.parametrize("how", ["exit", "SIGKILL", "SIGSEGV", "forked"])
+@pytest.mark.parametrize("how", ["SIGKILL", "forked"])
 def test_a_task_that_kills_its_process_is_dead_in_the_end_and_takes_no_other_with_it(
     tmp_path: Path, how: str
 ) -> None:
@@ -71,8 +71,10 @@ def test_a_task_that_kills_its_process_is_dead_in_the_end_and_takes_no_other_wit
         rig.until(lambda: said(here), "the one beside it", worker)
         deadly = rig.rt.submit(jobs.die, how)
         others = rig.rt.submit_many(jobs.pid, [(n,) for n in range(10)])
-        rig.until(lambda: state(deadly) == "DEAD", "its death", worker, tick_ns=10 * MS)
+        rig.until(lambda: deadly.status().expiries == 2, "two deaths", worker, tick_ns=10 * MS)
+        # Its last lease is granted when nothing else runs.
         go.touch()
+        rig.until(lambda: state(deadly) == "DEAD", "its death", worker, tick_ns=10 * MS)
         rig.until(lambda: all_in([beside, *others], "COMPLETED"), "the others", worker, tick_ns=MS)
         status = deadly.status()
         assert (status.expiries, status.failures, status.attempt) == (3, 0, 3)
@@ -103,12 +105,12 @@ def test_an_error_in_a_child_is_told_with_its_text() -> None:
         assert (handle.status().error, handle.status().failures) == ("ValueError: no luck", 2)
 
 
-@pytest.mark.parametrize(("what", "reason"), [("object", "bad_result"), ("large", "bad_result")])
-def test_a_result_that_cannot_be_stored_is_refused_in_the_child(what: str, reason: str) -> None:
+@pytest.mark.parametrize("what", ["object", "large"])
+def test_a_result_that_cannot_be_stored_is_refused_in_the_child(what: str) -> None:
     with shift(jobs.returned) as rig:
         handle = rig.rt.submit(jobs.returned, what)
         rig.until(lambda: state(handle) == "FAILED", "its end", rig.worker())
-        assert handle.status().reason == reason
+        assert handle.status().reason == "bad_result"
 
 
 def test_a_lease_is_extended_while_the_child_works(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import holdfast as hf
 from holdfast.clock import MS
-from holdfast.roles.task_worker import PATIENCE_NS, SOLITUDE_NS
+from holdfast.roles.task_worker import PATIENCE_NS
 from tests.roles.task_rig import Gates, Shift, shift
 
 MODULES = ("holdfast.roles.task_worker", "holdfast.tasks.lease")
@@ -56,8 +56,7 @@ def test_the_last_lease_of_a_task_is_granted_with_nothing_beside_it() -> None:
         worker = rig.worker(concurrency=8)
         rig.until(lambda: suspect.status().attempt == 2, "its second lease", worker, tick_ns=MS)
         others = [rig.rt.submit(work, f"other {n}") for n in range(5)]
-        # For as long as a poisonous one may take to show itself.
-        rig.pass_time(SOLITUDE_NS / 2e9, worker)
+        rig.pass_time(60, worker)
         assert [handle.status().where for handle in others] == ["ready"] * 5
         gates.open("suspect")
         rig.until(lambda: state(suspect) == "COMPLETED", "its end", worker)
@@ -84,39 +83,68 @@ def test_a_suspect_waits_until_nothing_else_runs() -> None:
         assert state(before) == "COMPLETED"
 
 
-def test_a_suspect_that_runs_for_long_does_not_keep_others_waiting() -> None:
+def test_what_comes_while_a_suspect_runs_is_for_other_workers() -> None:
     gates = Gates()
     work = work_of(gates)
     with shift(work) as rig:
         suspect = rig.rt.submit(work, "suspect")
         lose(rig, gates, suspect)
-        worker = rig.worker()
+        worker, free = rig.worker(), rig.worker("free")
         rig.until(lambda: suspect.status().attempt == 2, "its second lease", worker, tick_ns=MS)
-        other = rig.rt.submit(work, "other")
-        gates.open("other")
-        rig.until(lambda: state(other) == "COMPLETED", "the other", worker, tick_ns=50 * MS)
+        others = [rig.rt.submit(work, f"other {n}") for n in range(5)]
+        gates.open(*(f"other {n}" for n in range(5)))
+        rig.until(lambda: rig.counts().completed == 5, "the others", worker, free, tick_ns=MS)
+        assert {handle.status().state for handle in others} == {"COMPLETED"}
         assert state(suspect) == "LEASED"
         gates.open("suspect")
         rig.until(lambda: state(suspect) == "COMPLETED", "its end", worker)
 
 
-def test_a_suspect_does_not_wait_for_ever_for_others_to_end() -> None:
+def test_a_suspect_that_waits_for_a_long_task_keeps_others_waiting_for_a_while_only() -> None:
     gates = Gates()
     work = work_of(gates)
     with shift(work) as rig:
         suspect = rig.rt.submit(work, "suspect")
-        lost = rig.worker("lost")
-        rig.until(lambda: gates.inside, "its beginning", lost)
-        other = rig.rt.submit(work, "other")
+        lose(rig, gates, suspect)
+        rig.rt.submit(work, "long")
         worker = rig.worker()
-        rig.until(lambda: "other" in gates.inside, "the other", worker)
-        gates.open("suspect")
-        rig.until(
-            lambda: state(suspect) == "COMPLETED", "the suspect's end", worker, tick_ns=50 * MS
-        )
-        assert (state(other), suspect.status().expiries) == ("LEASED", 1)
-        gates.open("other")
-        rig.until(lambda: state(other) == "COMPLETED", "the other's end", worker)
+        rig.until(lambda: "long" in gates.inside, "the long one", worker)
+        for n in range(10):
+            other = rig.rt.submit(work, f"other {n}")
+            gates.open(f"other {n}")
+            rig.until(
+                lambda other=other: state(other) == "COMPLETED", "it", worker, tick_ns=10 * MS
+            )
+        assert suspect.status().attempt == 1, "it has never been alone so far"
+        gates.open("long", "suspect")
+        rig.until(lambda: state(suspect) == "COMPLETED", "its end", worker, tick_ns=50 * MS)
+
+
+def test_a_suspect_gets_its_turn_however_much_work_there_is() -> None:
+    """There is always more to do, and it takes a while: a worker has to stop leasing for a suspect."""
+    gates = Gates()
+    work = work_of(gates)
+    with shift(work) as rig:
+        suspect = rig.rt.submit(work, "suspect")
+        lose(rig, gates, suspect)
+        worker = rig.worker(concurrency=2)
+        sent, ends_at_ns = 0, dict[str, int]()
+
+        def flood() -> bool:
+            nonlocal sent
+            while rig.counts().waiting < 6:
+                rig.rt.submit(work, f"other {sent}")
+                sent += 1
+            now_ns = rig.clock.boot_ns()
+            for name in list(gates.inside):
+                if name != "suspect" and now_ns >= ends_at_ns.setdefault(name, now_ns + 500 * MS):
+                    gates.open(name)
+            return suspect.status().attempt == 2
+
+        rig.until(flood, "its second lease", worker, tick_ns=20 * MS)
+        assert sent > 2
+        gates.open("suspect", *(f"other {n}" for n in range(sent)))
+        rig.until(lambda: rig.counts().completed == sent + 1, "all", worker, tick_ns=MS)
 
 
 def test_many_suspects_are_all_worked_off_and_new_tasks_with_them() -> None:

@@ -11,6 +11,7 @@ import pytest
 import holdfast as hf
 from holdfast.clock import MS, S
 from holdfast.errors import Invalid
+from holdfast.roles.task_worker import HandsLost
 from holdfast.tasks.coordinator import Answer
 from tests.roles.task_rig import Gates, Shift, shift
 
@@ -141,6 +142,81 @@ def test_a_worker_serves_its_own_queues_only() -> None:
         rig.until(lambda: state(elsewhere) == "COMPLETED", "the other", rig.worker(queues=("b",)))
 
 
+def test_a_queue_that_is_always_full_starves_no_other() -> None:
+    ran: list[str] = []
+
+    @hf.task
+    def work(queue: str) -> None:
+        ran.append(queue)
+
+    with shift(work) as rig:
+        for queue in "abc":
+            rig.rt.submit_many(work.options(queue=queue), [(queue,)] * 30)
+        worker = rig.worker(queues=("a", "b", "c"), concurrency=1)
+        rig.until(lambda: len(ran) >= 15, "some", worker)
+        assert set(ran[:15]) == {"a", "b", "c"}
+        rig.until(lambda: len(ran) == 90, "all", worker)
+
+
+def test_tasks_of_one_kind_do_not_wait_for_the_hands_of_another() -> None:
+    gates = Gates()
+
+    @hf.task
+    def plain(n: int) -> None:
+        gates.pass_through(n)
+
+    @hf.task
+    async def other(n: int) -> int:
+        return n
+
+    with shift(plain, other) as rig:
+        rig.rt.submit_many(plain, [(n,) for n in range(50)])
+        worker = rig.worker(concurrency=2)
+        rig.until(lambda: len(gates.inside) == 2, "that all threads are taken", worker)
+        quick = rig.rt.submit_many(other, [(n,) for n in range(50)])
+        rig.until(lambda: all_in(quick, "COMPLETED"), "the coroutines", worker)
+        assert len(gates.inside) == 2
+        gates.open(*range(50))
+        rig.until(lambda: rig.counts().completed == 100, "all", worker)
+
+
+def test_a_sleeping_worker_is_woken_by_every_task_that_comes() -> None:
+    """Time stands still here: nothing else would wake it."""
+
+    @hf.task
+    def work(n: int) -> int:
+        return n
+
+    with shift(work) as rig:
+        worker = rig.worker()
+        worker.start()
+        for n in range(100):
+            handle = rig.rt.submit(work, n)
+            rig.until(lambda handle=handle: state(handle) == "COMPLETED", "its end")
+            before = worker.rounds
+        rig.until(lambda before=before: worker.rounds >= before, "that it rests")
+
+
+def test_a_worker_whose_hands_never_come_back_ends_and_says_so() -> None:
+    from holdfast.runner.crew import WRITTEN_OFF_MAX
+
+    gates = Gates()
+
+    @hf.task
+    def hang(n: int) -> None:
+        gates.pass_through(n)
+
+    with shift(hang) as rig:
+        worker = rig.worker(concurrency=1)
+        with pytest.raises(HandsLost):
+            for n in range(WRITTEN_OFF_MAX + 10):
+                handle = rig.rt.submit(hang, n)
+                rig.until(lambda n=n: n in gates.inside, "its beginning", worker)
+                handle.cancel()
+        assert n >= WRITTEN_OFF_MAX
+        gates.open(*range(WRITTEN_OFF_MAX + 10))
+
+
 def test_a_delayed_task_begins_when_its_time_has_come_and_not_before() -> None:
     @hf.task
     def work() -> None: ...
@@ -154,17 +230,21 @@ def test_a_delayed_task_begins_when_its_time_has_come_and_not_before() -> None:
         rig.until(lambda: state(handle) == "COMPLETED", "its end", worker)
 
 
+@hf.task
+def idle() -> None: ...
+
+
 @pytest.mark.parametrize("wrong", [0, -1, 1_001, "4", True, 1.0])
 def test_a_worker_without_hands_is_refused(wrong: Any) -> None:
     with pytest.raises(Invalid) as caught:
-        Shift().worker(concurrency=wrong)
+        Shift(idle).worker(concurrency=wrong)
     assert caught.value.what == "concurrency"
 
 
 @pytest.mark.parametrize("wrong", [(), ("",), (5,), ("x" * 201,)])
 def test_a_worker_without_a_queue_that_can_be_is_refused(wrong: Any) -> None:
     with pytest.raises(Invalid):
-        Shift().worker(queues=wrong)
+        Shift(idle).worker(queues=wrong)
 
 
 def test_a_worker_forgets_what_is_over_by_itself() -> None:
@@ -431,26 +511,20 @@ def test_a_task_that_its_worker_does_not_know_waits_uncounted_for_one_that_does(
     with shift(old, new) as rig:
         handle = rig.rt.submit(new)
         behind = rig.worker("behind", tasks=(old,))
-        rig.until(lambda: handle.status().where == "delayed", "that it is given back", behind)
+        known = rig.rt.submit(old)
+        rig.until(lambda: state(known) == "COMPLETED", "the one that it knows", behind)
         rig.pass_time(60, behind)
         status = handle.status()
-        assert (status.state, status.failures, status.expiries) == ("WAITING", 0, 0)
-        assert status.reason == "unknown_task"
-        assert "'new'" in status.error
+        assert (status.state, status.where, status.attempt) == ("WAITING", "stray", 0)
         ahead = rig.worker("ahead", tasks=(old, new))
         rig.until(lambda: state(handle) == "COMPLETED", "its end", ahead, tick_ns=100 * MS)
         assert ran == ["new"]
 
 
-def test_a_worker_without_any_task_gives_everything_back() -> None:
-    @hf.task
-    def work() -> None: ...
-
-    with shift(work) as rig:
-        handle = rig.rt.submit(work)
-        worker = rig.worker(tasks=())
-        rig.until(lambda: handle.status().where == "delayed", "that it is given back", worker)
-        assert handle.status().failures == 0
+def test_a_worker_without_any_task_is_refused() -> None:
+    with pytest.raises(Invalid) as caught:
+        Shift().worker(tasks=())
+    assert caught.value.what == "tasks"
 
 
 # -- what was leased ahead ---------------------------------------------------------------------

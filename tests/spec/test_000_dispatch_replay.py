@@ -190,7 +190,7 @@ def test_the_cursor_is_there_after_a_restart(tmp_path: Path) -> None:
         store.transact(replay.follow, U)
         for name in "abc":
             DispatchLog(store, U).request(name, "work")
-        store.transact(replay.advance, U, 2, ["a/0", "b/0"])
+        store.transact(replay.advance, U, 0, 2, ["a/0", "b/0"])
     with stores.open(tmp_path / "store", limits=LIMITS) as store:
         [left] = store.read(replay.ahead, U, 10)
         assert (left.height, left.event.event_id) == (3, "c/0")
@@ -206,7 +206,7 @@ def test_a_replayed_event_is_recognised(tmp_path: Path) -> None:
     with stores.open(tmp_path / "store", limits=LIMITS) as store:
         store.transact(replay.follow, U)
         DispatchLog(store, U).request("a", "work")
-        store.transact(replay.advance, U, 1, ["a/0"])
+        store.transact(replay.advance, U, 0, 1, ["a/0"])
     with stores.open(tmp_path / "store", limits=LIMITS) as store:
         store.transact(replay.rewind, U, 0)
         [again] = store.read(replay.ahead, U, 10)

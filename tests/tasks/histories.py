@@ -10,6 +10,7 @@ from holdfast.tasks.coordinator import End, Grant, Hold, New, Report
 from tests.tasks.rig import LEASE_NS, Desk
 
 QUEUES = ("default", "mail")
+NAMES = ("work", "play")
 PAUSES_NS = (0, S // 10, S, 2 * S, LEASE_NS // 3, LEASE_NS // 2, LEASE_NS, 3 * LEASE_NS)
 
 
@@ -54,6 +55,8 @@ class History:
             )
         self.seqs += self.desk.submit(
             *new,
+            name=random.choice(NAMES),
+            kind=random.choice((0, 0, 1, 2)),
             queue=random.choice(QUEUES),
             priority=random.choice((0, 0, 1, -1)),
             attempts=random.randint(1, 3),
@@ -68,7 +71,9 @@ class History:
         random = self.random
         alone = random.random() < 0.4
         queues = random.sample(QUEUES, random.randint(1, 2))
-        self.grants += self.desk.lease(random.randint(0, 4), alone=alone, queues=queues)
+        names = random.choice(((), (), NAMES, NAMES[:1], NAMES[1:]))
+        count = random.randint(0, 4)
+        self.grants += self.desk.lease(count, alone=alone, queues=queues, names=names)
 
     def settle(self) -> None:
         """Some of what is held, and of what was held long ago; a wrong lease at times."""

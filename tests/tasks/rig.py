@@ -71,8 +71,10 @@ class Desk:
         worker: str = "w",
         queues: Sequence[str] = ("default",),
         alone: bool = False,
+        names: Sequence[str] = (),
     ) -> Leased:
-        leased: Leased = self.do(tasks.lease, worker, list(queues), limit, alone)
+        asked = (worker, list(queues), limit, alone, (), tuple(names))
+        leased: Leased = self.do(tasks.lease, *asked)
         return leased
 
     def lease(self, limit: int = 100, **options: Any) -> list[Grant]:

@@ -8,7 +8,7 @@ from holdfast.clock import S
 from holdfast.errors import Invalid
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks import lease as leases
-from holdfast.tasks.coordinator import Answer, End, Hold, New, Report
+from holdfast.tasks.coordinator import Answer, End, Hold, Leased, New, Report
 from holdfast.tasks.rows import Counts
 from tests.tasks.rig import LEASE_NS, UNIVERSE, Desk
 
@@ -91,6 +91,72 @@ def test_leases_of_another_length_are_another_batch(desk: Desk) -> None:
     assert short.lease == also_short.lease != long.lease
 
 
+# -- names and kinds -----------------------------------------------------------------------------
+
+
+def known(desk: Desk, *names: str, limit: int = 100) -> list[int]:
+    """What a worker is granted that knows these tasks only."""
+    return [grant.seq for grant in desk.lease(limit, names=names)]
+
+
+def test_a_worker_is_granted_only_what_it_knows(desk: Desk) -> None:
+    old, new = desk.one(name="old"), desk.one(name="new")
+    assert known(desk, "new") == [new]
+    assert desk.counts() == Counts(stray=1, leased=1)
+    assert known(desk, "old", "new") == [old]
+
+
+def test_whoever_names_nothing_knows_all(desk: Desk) -> None:
+    old = desk.one(name="old")
+    assert known(desk, "new") == []
+    assert known(desk) == [old]
+
+
+def test_what_is_put_aside_keeps_its_priority(desk: Desk) -> None:
+    urgent = desk.one(name="old", priority=5)
+    assert known(desk, "new") == []
+    desk.one(name="new")
+    assert known(desk, "new", "old", limit=1) == [urgent]
+
+
+def test_what_nobody_knows_does_not_hold_up_the_others(desk: Desk) -> None:
+    desk.submit(*[b"x"] * 50, name="old")
+    new = desk.one(name="new")
+    assert known(desk, "new", limit=1) == [new]
+
+
+def test_a_task_that_is_put_aside_can_be_cancelled(desk: Desk) -> None:
+    old = desk.one(name="old")
+    known(desk, "new")
+    assert desk.cancel(old) == [True]
+    assert desk.counts() == Counts(dead=1)
+
+
+def test_one_that_is_put_aside_does_not_hold_its_limit(desk: Desk) -> None:
+    desk.limit(per_key=1)
+    first = desk.one(name="new", limit="a")
+    desk.one(name="old", limit="a")
+    third = desk.one(name="new", limit="a")
+    [grant] = desk.lease(1)
+    assert grant.seq == first
+    assert desk.lease() == []
+    desk.complete(grant)
+    granted = [*known(desk, "new"), *known(desk, "new")]
+    assert granted == [third]
+
+
+def test_each_kind_is_granted_up_to_its_room(desk: Desk) -> None:
+    for kind in (0, 1, 2):
+        desk.submit(*[b"x"] * 3, kind=kind)
+    leased: Leased = desk.do(tasks.lease, "w", ["default"], 10, False, (1, 0, 2))
+    assert [grant.seq for grant in leased.grants] == [1, 7, 8]
+
+
+def test_rooms_are_for_all_kinds_or_for_none(desk: Desk) -> None:
+    with pytest.raises(Invalid):
+        desk.do(tasks.lease, "w", ["default"], 10, False, (1, 2))
+
+
 # -- the end of a lease --------------------------------------------------------------------------
 
 
@@ -128,8 +194,8 @@ def test_a_suspect_is_granted_only_to_who_asks_for_one_alone(desk: Desk) -> None
     assert (grant.attempt, grant.suspect) == (2, True)
 
 
-@pytest.mark.parametrize(("expiries_max", "suspect"), [(1, [0]), (2, [1]), (3, [2])])
-def test_only_the_last_lease_of_a_task_is_granted_alone(
+@pytest.mark.parametrize(("expiries_max", "suspect"), [(1, []), (2, [1]), (3, [2])])
+def test_the_last_lease_of_one_that_outlived_another_is_granted_alone(
     desk: Desk, expiries_max: int, suspect: list[int]
 ) -> None:
     seq = desk.one(expiries_max=expiries_max)

@@ -9,7 +9,6 @@ from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import Answer, End, Report
 from holdfast.tasks.lease import EXPIRIES_EXHAUSTED
 from holdfast.tasks.rows import Counts
-from holdfast.tasks.settle import UNKNOWN_PAUSE_NS
 from tests.tasks.rig import LEASE_NS, Desk
 
 
@@ -65,14 +64,6 @@ def test_a_released_task_is_there_again_and_nothing_was_counted(desk: Desk) -> N
     desk.fail(desk.leased(seq), End.RELEASED)
     status = desk.status(seq)
     assert (status.failures, status.expiries) == (0, 0)
-    assert desk.leased(seq).attempt == 2
-
-
-def test_a_task_that_its_worker_does_not_know_waits_for_another(desk: Desk) -> None:
-    seq = desk.one(attempts=1)
-    desk.fail(desk.leased(seq), End.UNKNOWN)
-    assert desk.lease() == []
-    desk.later(UNKNOWN_PAUSE_NS)
     assert desk.leased(seq).attempt == 2
 
 

@@ -6,6 +6,9 @@
     llm          chat with any OpenAI-compatible endpoint
     email        a mail: its headers and text, checked
     smtp         the conversation with a mail server
+    tmux         panes: found, read, typed into
+    agent        a text into a pane, once, submitted and confirmed
+    dispatching  the same, with its record in the dispatch log
 
 Extras are imported inside functions: a missing one is `NotInstalled`, which says what to install.
 """

@@ -122,9 +122,17 @@ _FAILURES: dict[str, type[Refused]] = {
 class Dispatching:
     """The dispatches of a universe, by whoever has its store and a tmux."""
 
-    def __init__(self, store: Store, universe: str, clock: Clock = SYSTEM) -> None:
+    def __init__(
+        self,
+        store: Store,
+        universe: str,
+        clock: Clock = SYSTEM,
+        server: Callable[[str], Tmux] = Tmux,
+    ) -> None:
+        """`server` gives the tmux of a socket."""
         self._store = store
         self._clock = clock
+        self._server = server
         self.log = DispatchLog(store, universe)
 
     def run(self, request: Request, dropped: Callable[[], bool] = lambda: False) -> Dispatched:
@@ -164,7 +172,11 @@ class Dispatching:
             nonlocal tries
             tries = self.log.tried(request.request_id).tries
 
-        sent = self._send(request, begin, dropped)
+        try:
+            sent = self._send(request, begin, dropped)
+        except InvalidTransition:
+            # We were paused, and another has done it: nothing was typed.
+            return self.log.find(record.request_id) or record, ""
         left = max(request.tries_max - tries, 0)
         if (record.reason, record.deferred) == (sent.reason.value, True):
             # It waits for what it waited for: nothing happened that the log should tell.
@@ -194,7 +206,7 @@ class Dispatching:
             target, cli, socket = pane.target, WorkerCli.named(pane.cli), pane.socket
             check_text(request.text, cli)
         try:
-            typist = Typist(Tmux(socket), self._clock)
+            typist = Typist(self._server(socket), self._clock)
             sent = typist.send(
                 target,
                 request.text,

@@ -22,7 +22,7 @@ from holdfast.roles.fabric import check_peers
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.role import Service
 from holdfast.roles.task_child import importing
-from holdfast.roles.task_worker import CONCURRENCY, TaskWorker
+from holdfast.roles.task_worker import CONCURRENCY, STOP_GRACE_S, TaskWorker
 from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import open as open_store
@@ -56,6 +56,7 @@ class Runtime:
         kinds: Sequence[str] | None = None,
         queues: Sequence[str] | None = None,
         concurrency: int | None = None,
+        stop_grace_s: float = STOP_GRACE_S,
         stores: Mapping[str, str | Store] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
@@ -86,6 +87,7 @@ class Runtime:
         self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
         self._queues = queues
         self._concurrency = concurrency
+        self._stop_grace_s = stop_grace_s
         self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]
         self._join_hands()
         for role in self.roles:
@@ -169,7 +171,7 @@ class Runtime:
                     role.request_stop()
             for role in self.roles:
                 with contextlib.suppress(Exception):
-                    role.join(30)
+                    role.join(30 + self._stop_grace_s)
         finally:
             if self._opened:
                 self.store.close()
@@ -222,6 +224,7 @@ class Runtime:
                 incarnation=self.incarnation,
                 queues=self._task_queues(),
                 concurrency=CONCURRENCY if self._concurrency is None else self._concurrency,
+                stop_grace_s=self._stop_grace_s,
                 clock=self.clock,
             )
         if name == "timer":

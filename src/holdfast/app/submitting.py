@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.config import BATCH_MAX
-from holdfast.errors import CommitUnknown, Invalid
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid
 from holdfast.store.api import Store
 from holdfast.tasks import coordinator, look
 from holdfast.tasks.coordinator import CyclicDependency, New
@@ -82,64 +82,61 @@ class Submitter:
         self._led = False
 
     def submit(self, spec: Spec, new: New) -> int:
+        if threading.current_thread() is threading.main_thread():
+            # Handlers of signals run here, and may raise: nobody else is to hear of it.
+            [seq] = self._store.transact(coordinator.submit, self._universe, spec, [new])
+            return int(seq)
         single = _Single(spec, new)
-        with self._lock:
-            self._waiting.append(single)
-            lead = not self._led
-            self._led = True
-        if not lead:
-            try:
+        try:
+            with self._lock:
+                self._waiting.append(single)
+                single.leads, self._led = not self._led, True
+            if not single.leads:
                 single.gate.acquire()
-            except BaseException:
-                self._withdraw(single)
-                raise
-        if single.seq is None and single.error is None:
-            self._lead()
+            if single.leads:
+                self._lead(single)
+        except BaseException:
+            # Interrupted, by a signal's handler: the others must not wait for this thread.
+            self._abandon(single)
+            raise
         if single.error is not None:
             raise single.error
         assert single.seq is not None
         return single.seq
 
-    def _lead(self) -> None:
-        with self._lock:
-            batch = _cut(self._waiting)
+    def _lead(self, leader: _Single) -> None:
+        batch: list[_Single] = []
+        error: HoldfastError = CommitUnknown(why="whoever submitted for several was interrupted")
         try:
-            self._commit(batch)
-        except Exception as error:
-            for one in batch:
-                one.error = error
-        except BaseException:
-            # Whoever interrupted this thread did not mean the others.
-            for one in batch:
-                one.error = CommitUnknown(
-                    why="the thread that submitted for several was interrupted"
-                )
-            raise
-        finally:
             with self._lock:
-                self._appoint()
+                batch = _cut(self._waiting)
+            seqs = self._store.transact(coordinator.submit_all, self._universe, *_columns(batch))
+            for one, seq in zip(batch, seqs, strict=True):
+                one.seq = seq
+        except HoldfastError as refused:
+            error = refused
+        finally:
             for one in batch:
-                one.gate.release()
+                if one.seq is None:
+                    one.error = type(error)(**error.fields)
+            self._abandon(leader)
+            for one in batch:
+                if one is not leader:
+                    one.gate.release()
 
-    def _appoint(self) -> None:
-        """Let the first of those who wait submit for all, under the lock."""
-        self._led = bool(self._waiting)
-        if self._waiting:
-            self._waiting[0].appointed = True
-            self._waiting[0].gate.release()
-
-    def _withdraw(self, single: _Single) -> None:
-        """Its thread was interrupted: nobody is to wait for it. What is under way already stays so."""
+    def _abandon(self, single: _Single) -> None:
+        """Have nothing more to do with it; if it leads, the next one does."""
         with self._lock:
             if single in self._waiting:
                 self._waiting.remove(single)
-                if single.appointed:
-                    self._appoint()
-
-    def _commit(self, batch: list[_Single]) -> None:
-        seqs = self._store.transact(coordinator.submit_all, self._universe, *_columns(batch))
-        for one, seq in zip(batch, seqs, strict=True):
-            one.seq = seq
+            if not single.leads:
+                return
+            single.leads = False
+            following = self._waiting[0] if self._waiting else None
+            self._led = following is not None
+            if following is not None:
+                following.leads = True
+                following.gate.release()
 
 
 class AsyncSubmitter:
@@ -209,14 +206,15 @@ class _Awaited:
 
 
 class _Single:
-    __slots__ = ("appointed", "error", "gate", "new", "seq", "spec")
+    __slots__ = ("error", "gate", "leads", "new", "seq", "spec")
 
     def __init__(self, spec: Spec, new: New) -> None:
         self.spec = spec
         self.new = new
-        self.appointed = False
         self.seq: int | None = None
-        self.error: BaseException | None = None
+        self.error: HoldfastError | None = None
+        # Whether it is this one's turn to submit for all.
+        self.leads = False
         self.gate = threading.Lock()
         self.gate.acquire()
 

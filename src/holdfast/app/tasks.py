@@ -30,7 +30,7 @@ from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.roles.task_run import BadTaskResult
 from holdfast.tasks import coordinator
 from holdfast.tasks.coordinator import New
-from holdfast.tasks.rows import Limits, Spec
+from holdfast.tasks.rows import LOOP, PROCESS, THREAD, Limits, Spec
 from holdfast.world.catalog import check_text
 
 if TYPE_CHECKING:
@@ -236,6 +236,7 @@ class _SpecForm(msgspec.Struct):
     retain_ns: int
     backoff_ns: int
     backoff_ns_max: int
+    kind: int = THREAD
 
     def spec(self) -> Spec:
         return Spec(**msgspec.structs.asdict(self))
@@ -303,6 +304,9 @@ def task(
             "retain_ns": _ns("retain_s", retain_s),
             "backoff_ns": _ns("backoff_s", backoff_s),
             "backoff_ns_max": _ns("backoff_max_s", backoff_max_s),
+            "kind": LOOP
+            if inspect.iscoroutinefunction(fn)
+            else (PROCESS if isolation == "process" else THREAD),
         }
         try:
             spec = msgspec.convert(form, type=_SpecForm).spec()

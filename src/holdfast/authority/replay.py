@@ -115,13 +115,20 @@ def unfollow(txn: Txn, universe: str) -> bool:
 
 
 @operation
-def advance(txn: Txn, universe: str, cursor: int, event_ids: list[str]) -> ReplayState:
-    """All up to a height is handled; the events by these ids are remembered."""
+def advance(txn: Txn, universe: str, was: int, cursor: int, event_ids: list[str]) -> ReplayState:
+    """What lies between two heights is handled; the events by these ids are remembered.
+
+    If the cursor is not where the caller found it, it stays: somebody has rewound it meanwhile, and
+    there is more to handle than the caller saw.
+    """
     check_limit(len(event_ids), "event_ids")
     height = journal.head(txn, journal_of(universe)).height
     if cursor > height:
         raise Invalid(what="cursor", why="above the log", found=cursor, max=height)
-    state = _the(txn, universe).advanced(cursor)
+    state = _the(txn, universe)
+    moved = replace(state, cursor=was).advanced(cursor)
+    if state.cursor == was:
+        state = moved
     count = _remember(txn, universe, state.remembered, event_ids)
     return _write(txn, universe, replace(state, remembered=count))
 

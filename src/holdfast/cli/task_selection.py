@@ -22,11 +22,11 @@ from holdfast.store.api import Store
 from holdfast.tasks import listing, look
 from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.look import TaskRow
-from holdfast.tasks.rows import keys_of
+from holdfast.tasks.rows import PLACES, keys_of
 
 COMMIT_MAX = 100
 PAGE = 500
-OPEN = ("waiting", "ready", "suspect", "parked", "delayed", "blocked", "leased")
+OPEN = ("waiting", *PLACES, "leased")
 ENDED = ("failed", "dead")
 
 

@@ -31,7 +31,7 @@ from holdfast.store.schema import Space
 from holdfast.tasks import coordinator, listing, look
 from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.look import QueueRow, Seen, TaskRow
-from holdfast.tasks.rows import Limits, keys_of, limits_of
+from holdfast.tasks.rows import PLACES, Limits, keys_of, limits_of
 from holdfast.tasks.states import State
 
 LIST_MAX = 20
@@ -117,9 +117,7 @@ def _list(store: Store, args: argparse.Namespace) -> int:
 def _list_text(
     args: argparse.Namespace, queues: list[QueueRow], found: listing.Page
 ) -> Iterator[str]:
-    places = (
-        "ready", "suspect", "parked", "delayed", "blocked", "leased", "completed", "failed", "dead",
-    )  # fmt: skip
+    places = (*PLACES, "leased", "completed", "failed", "dead")
     if queues:
         yield table(
             ("queue", *places),

@@ -31,6 +31,7 @@ from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.application import load_app
 from holdfast.ops.http.server import HttpServer
 from holdfast.roles.role import Service
+from holdfast.roles.task_worker import STOP_GRACE_S
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 
 # EX_TEMPFAIL: start it again.
@@ -59,6 +60,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--concurrency", metavar="N", type=int, help="plain tasks that run at a time (16)"
+    )
+    parser.add_argument(
+        "--grace-s",
+        metavar="S",
+        type=float,
+        default=STOP_GRACE_S,
+        help=f"tasks that still run this long after a stop are given back ({STOP_GRACE_S:g})",
     )
     parser.add_argument(
         "--peer",
@@ -113,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
             kinds=None if args.kinds is None else args.kinds.split(","),
             queues=None if args.queues is None else args.queues.split(","),
             concurrency=args.concurrency,
+            stop_grace_s=args.grace_s,
             stores=peers,
         )
         with (

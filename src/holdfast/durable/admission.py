@@ -17,8 +17,11 @@ class Candidate(Record, frozen=True):
     payload: bytes
     failures: int = 0
     expiries: int = 0
-    # The number that its claim would have.
+    # The number that its claim would have, or has.
     claim: int = 0
+    # Its place among those that are ready.
+    priority: int = 0
+    turn: int = 0
 
 
 class Verdict(Record, frozen=True):
@@ -40,3 +43,6 @@ class Admission(Record, frozen=True):
 
     operation: str
     args: bytes = b""
+    # The operation that undoes an admission whose item is given back before anybody began with it, in
+    # the same commit: (queue, candidates, args).
+    undo: str = ""

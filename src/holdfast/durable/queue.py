@@ -70,7 +70,7 @@ from holdfast.store.api import Row, Txn, operation, resolve
 
 __all__ = [
     "ITEM", "TAKE", "Admission", "Budget", "Candidate", "Claim", "Counts", "Dead", "Event", "Failure", "State", "Then", "Token", "Tried", "Verdict", "Wanted", "ack",
-    "bury", "claim", "claim_judged", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
+    "bury", "call_up", "claim", "claim_judged", "claimed", "claims_of", "counts", "dead", "discard_dead", "extend", "fail", "holds", "next_due_ns", "payload_of",
     "peek", "post_dead", "purge_dead", "put", "put_all", "put_many", "reap", "redrive", "release", "settle", "topic", "withdraw", "withdrawn",
 ]  # fmt: skip
 
@@ -260,6 +260,8 @@ def _admitted(
             item.failures,
             item.expiries,
             item.claims + 1,
+            item.priority,
+            item.turn,
         )
         for _, packed, item in found
     ]
@@ -290,6 +292,26 @@ def _admitted(
                 blobs.release(txn, item.blob)
             tally.move(State.READY, Event.WITHDRAW)
     return taken
+
+
+def call_up(txn: Txn, queue: str, seq: int, code: str) -> bool:
+    """Make an item ready that an admission has put off for this reason; whether it was. For
+    operations, and for those who know that the reason is gone."""
+    keys = keys_of(queue)
+    packed_seq = pack_int(seq)
+    row = txn.get(keys.items + packed_seq)
+    if row is None:
+        return False
+    was = decode(row)
+    waits = keys.delayed + pack_int(was.not_before_ns) + packed_seq
+    if was.code != code or txn.get(waits) is None:
+        return False
+    _woken(txn, keys, waits, packed_seq, was)
+    tally = Tally()
+    tally.move(State.DELAYED, Event.DUE)
+    tally.save(txn, keys)
+    txn.notify(keys.topic)
+    return True
 
 
 @operation
@@ -337,7 +359,7 @@ def hasten(txn: Txn, queue: str, seq: int) -> bool:
         return False
     item = decode(row)
     waits = keys.delayed + pack_int(item.not_before_ns) + packed_seq
-    if item.expires_ns or txn.get(waits) is None:
+    if txn.get(waits) is None:
         return False
     txn.delete(waits)
     txn.put(keys.items + packed_seq, pack(replace(item, not_before_ns=txn.now_ns)))
@@ -396,6 +418,23 @@ def claims_of(txn: Txn, queue: str, owner: str, limit: int) -> list[Claim]:
     return found
 
 
+def claimed(txn: Txn, token: Token) -> Candidate | None:
+    """The item of a claim as its admission saw it; None if the claim is lost."""
+    if not holds(txn, token):
+        return None
+    item = items.whole(txn, keys_of(token.queue), pack_int(token.seq))
+    return Candidate(
+        token.seq,
+        item.group,
+        payload_of(txn, item),
+        item.failures,
+        item.expiries,
+        item.claims,
+        item.priority,
+        item.turn,
+    )
+
+
 def next_due_ns(txn: Txn, queue: str, ahead_ns: int = 0) -> int | None:
     """When there is something to claim, by store time: 0 for now, None for nothing in sight.
 
@@ -439,14 +478,17 @@ def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tal
 def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
     due = txn.scan(keys.delayed, keys.delayed + pack_int(txn.now_ns + 1), limit)
     for key, packed_seq in due:
-        was = items.load(txn, keys, packed_seq)
-        item = items.come_back(txn, keys, was)
-        if item is not was:
-            txn.put(keys.items + packed_seq, pack(item))
-        txn.delete(key)
-        txn.put(keys.ready_key(item.priority, item.turn, packed_seq), packed_seq)
+        _woken(txn, keys, key, packed_seq, items.load(txn, keys, packed_seq))
     if due:
         tally.move(State.DELAYED, Event.DUE, len(due))
+
+
+def _woken(txn: Txn, keys: Keys, waits: bytes, packed_seq: bytes, was: Item) -> None:
+    item = items.come_back(txn, keys, was)
+    if item is not was:
+        txn.put(keys.items + packed_seq, pack(item))
+    txn.delete(waits)
+    txn.put(keys.ready_key(item.priority, item.turn, packed_seq), packed_seq)
 
 
 def _time_in(key: bytes, prefix: bytes) -> int:

@@ -5,6 +5,7 @@
     settle     replace a reservation by what the call did cost (0: it was never made)
     close      settle without a number, by whoever holds the claim it was made for
     book_late  settle by whoever has lost that claim
+    await_room stand in line for what others have set aside
     lapse      take reservations that nobody settled for long as spent: nobody knows better
 
 - spent + reserved never exceeds a limit by a reservation, whoever asks at the same time: both are
@@ -16,6 +17,8 @@
   gone, and the key may reserve again: a repeated call is another bill.
 - Each has a number that is never used again, and the number of the claim that it is for, and settling
   needs one of them, so a late answer cannot settle its successor's.
+- Whoever ends a reservation wakes the first of those that stand in line for its accounts, by priority
+  and turn, in the same commit. They are asked anew, before anybody who comes later.
 - An account is (universe, scope, unit): the scope is a world's id, or empty for the whole universe.
   A world without a limit of its own has that of `EACH`. Without a limit all is granted and counted.
 
@@ -24,10 +27,13 @@ Amounts are whole numbers: tokens, or millionths of the currency. Floats would n
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
+from holdfast.durable import queue as queues
 from holdfast.durable.bounds import check_limit, check_name, check_time
 from holdfast.errors import Invalid
 from holdfast.store import schema, tuples
@@ -40,6 +46,11 @@ TOKENS = "tokens"
 UNITS = (MONEY, TOKENS)
 
 AMOUNT_MAX = 1 << 60
+# Why an effect is put off that stands in line.
+WAITS = "budget_reserved"
+# Of a line so many are woken at a time, and so many looked at: some have left it.
+WOKEN = 4
+WOKEN_LOOKS = 32
 
 
 class Charge(Record, frozen=True):
@@ -71,6 +82,15 @@ class Answer(Record, frozen=True):
     later: bool = False
 
 
+class Place(NamedTuple):
+    """An item of a queue, and its place in line."""
+
+    queue: str
+    seq: int
+    priority: int
+    turn: int
+
+
 class Reservation(Record, frozen=True):
     """What a key has set aside."""
 
@@ -93,6 +113,8 @@ def limit(txn: Txn, universe: str, scope: str, unit: str, amount: int | None) ->
         txn.delete(key)
     else:
         txn.put(key, schema.int_bytes(amount))
+    if scope != EACH:
+        _wake(txn, universe, scope)
     return account(txn, universe, scope, unit)
 
 
@@ -166,6 +188,14 @@ def book_late(txn: Txn, universe: str, key: str, claim: int, charges: list[Charg
     return True
 
 
+def await_room(txn: Txn, universe: str, scope: str, place: Place) -> None:
+    """Stand in line for room in a scope's accounts."""
+    # Two queues may have given the same number and turn.
+    which = codec.digest(place.queue.encode())[:8]
+    order = (-place.priority, place.turn, place.seq, which)
+    txn.put(_key(universe, "q", scope, *order), place.queue.encode())
+
+
 def line_up(txn: Txn, universe: str, world: str, each_ns: int) -> int:
     """How long a world's calls that wait for room take, one after the other, with one more."""
     key = _key(universe, "w", world)
@@ -216,6 +246,21 @@ def _close(txn: Txn, universe: str, key: str, found: Reservation, charges: list[
     txn.delete(_key(universe, "k", key))
     _move(txn, universe, found, "r", {charge.unit: -charge.amount for charge in found.charges})
     _move(txn, universe, found, "s", _amounts(charges))
+    for scope in (found.world, UNIVERSE):
+        _wake(txn, universe, scope)
+
+
+def _wake(txn: Txn, universe: str, scope: str) -> None:
+    """There may be room: let the first in line be asked."""
+    line = _key(universe, "q", scope)
+    woken = 0
+    for key, queue in txn.scan(line, tuples.after(line), WOKEN_LOOKS):
+        if woken == WOKEN:
+            return
+        txn.delete(key)
+        seq = tuples.unpack(key[len(line) :])[2]
+        assert isinstance(seq, int)
+        woken += queues.call_up(txn, queue.decode(), seq, WAITS)
 
 
 def _amounts(charges: list[Charge]) -> dict[str, int]:
@@ -255,6 +300,7 @@ def _key(universe: str, *path: tuples.Element) -> bytes:
     "k" <key>                open reservations
     "t" <reserved_ns> <key>  the same, by time
     "w" <world>              when the last of those that wait for room is asked again
+    "q" <scope> <-priority> <turn> <seq> <hash of queue>   who stands in line for room
     """
     check_name("universe", universe)
     return schema.prefix(schema.Space.APP_STATE, "budget", universe, *path)

@@ -9,6 +9,7 @@ allows for that lateness. So
 - time in which nobody asked is lost: after a pause there is no burst;
 - nobody starves: whoever asks gets the next slots, and a block reaches only `AHEAD_NS` ahead.
 
+A pool asks for its next block while it uses the last one, so a rate is reached whatever a commit takes.
 A pool that dies with a block in hand wastes it, and so does one whose work was done by another.
 """
 
@@ -21,12 +22,14 @@ from holdfast.codec import Record
 from holdfast.durable.bounds import check_name
 from holdfast.errors import Invalid
 from holdfast.store import schema
-from holdfast.store.api import Store, Txn, operation
+from holdfast.store.api import Future, Store, Txn, operation
 
 # A block reaches no further than this beyond now: what a dead pool may waste of a fast rate.
 AHEAD_NS = 100 * MS
 # How late a token may be used: a busy process is not punctual.
 LATE_NS = 50 * MS
+# The next block is asked for when the last one is used up as soon as this.
+SOON_NS = AHEAD_NS // 2
 TOKENS_MAX = 1_000
 LEAD_NS_MAX = 5 * S
 RATE_MAX = 1e9
@@ -69,25 +72,46 @@ class Tokens:
         self._slots: deque[int] = deque()
         # How long the store takes to answer, if that is long.
         self._lead_ns = 0
+        # The block that was asked for ahead.
+        self._next: Future[Block] | None = None
 
     def stock(self, wanted: int) -> int:
-        """How many of those wanted could begin now or within `AHEAD_NS`; a block is asked for if
-        there are none."""
+        """How many of those wanted could begin now or within `AHEAD_NS`. A block is asked for if there
+        are none, and ahead if those there are will not last."""
+        self._arrive()
         self._forget()
         if not self._slots:
             asked_ns = self._store.now_ns()
-            block: Block = self._store.transact(
-                grant, self._queue, self._rate_per_s, min(wanted, TOKENS_MAX), self._lead_ns
-            )
-            self._slots.extend(block.from_ns + n * block.slot_ns for n in range(block.tokens))
+            self._add(self._ask(wanted).result())
             # A store that answers late must not make its tokens worthless.
             took_ns = self._store.now_ns() - asked_ns
             self._lead_ns = min(took_ns, LEAD_NS_MAX) if took_ns > LATE_NS // 2 else 0
-        near_ns = self._store.now_ns() + AHEAD_NS
-        return min(wanted, sum(slot_ns <= near_ns for slot_ns in self._slots))
+        now_ns = self._store.now_ns()
+        if wanted > len(self._slots) and self._next is None and self._slots[-1] < now_ns + SOON_NS:
+            self._next = self._ask(wanted)
+        return min(wanted, sum(slot_ns <= now_ns + AHEAD_NS for slot_ns in self._slots))
+
+    def _ask(self, wanted: int) -> Future[Block]:
+        """The block that is on its way, or the next."""
+        asked, self._next = self._next, None
+        if asked is not None:
+            return asked
+        return self._store.submit(
+            grant, self._queue, self._rate_per_s, min(wanted, TOKENS_MAX), self._lead_ns
+        )
+
+    def _arrive(self) -> None:
+        """Take the block that was asked for ahead, if it is there."""
+        if self._next is not None and self._next.done():
+            block, self._next = self._next, None
+            self._add(block.result())
+
+    def _add(self, block: Block) -> None:
+        self._slots.extend(block.from_ns + n * block.slot_ns for n in range(block.tokens))
 
     def take(self, wanted: int) -> int:
         """How many may begin now, of those wanted. What is taken and not begun is wasted."""
+        self._arrive()
         if not self._slots:
             self.stock(wanted)
         self._forget()

@@ -168,7 +168,8 @@ class AdapterPool(RunnerRole):
     def _admission(self, adapter: Adapter) -> Admission:
         self._lapse()
         terms = admission.Terms(self._universe, adapter.billing())
-        return Admission(admission.admit.name, codec.pack(terms))
+        undo = "" if terms.billing is None else admission.undo.name
+        return Admission(admission.admit.name, codec.pack(terms), undo)
 
     def _lapse(self) -> None:
         """Now and then, book what was reserved for calls that never came to an end."""

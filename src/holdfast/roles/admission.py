@@ -2,7 +2,8 @@
 
     dropped   its world is deleted: nobody waits for the receipt
     refused   its budget cannot pay for it, ever: a dead letter, and the receipt `over_budget`
-    later     what other calls have set aside may come back: asked again after a while
+    later     what other calls have set aside may come back: asked again when one of them has ended, the
+              first by priority and turn, and after a while in any case
 
 What is admitted has the most that it can cost set aside in the same commit, so calls that begin at
 the same time cannot spend more together than a budget has. Of a world that has to wait one is asked in
@@ -26,8 +27,8 @@ from holdfast.roles.doing import Billing
 from holdfast.store.api import Txn, operation, resolve
 from holdfast.world import catalog, publish
 
-# How long an effect waits for reservations of others to be settled ...
-LATER_NS = 1 * S
+# How long an effect waits at most for reservations of others to be settled ...
+LATER_NS = 5 * S
 # ... and for each of its world that waits already: a long line is looked at no more often than a
 # short one ...
 LATER_EACH_NS = 1 * MS
@@ -37,7 +38,7 @@ LATER_ALL_NS = MS // 5
 LATER_STEP_NS = 100 * MS
 
 DROP = Verdict("drop")
-LATER = Verdict("later", code="budget_reserved")
+LATER = Verdict("later", code=budget.WAITS)
 
 
 class Terms(Record, frozen=True):
@@ -57,7 +58,7 @@ def admit(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> lis
     gone = {world: _gone(txn, terms.universe, world) for world in {c.group for c in candidates}}
     later_ns = LATER_NS + queues.counts(txn, queue).delayed * LATER_ALL_NS
     verdicts: list[Verdict] = []
-    full: set[str] = set()
+    full: dict[str, str] = {}
     for one in candidates:
         if gone[one.group]:
             verdict = _dropped(txn, terms, one)
@@ -65,13 +66,25 @@ def admit(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> lis
             # It would have to wait behind the other in any case.
             verdict = LATER
         else:
-            verdict = _judge(txn, terms, one)
+            verdict, scope = _judge(txn, terms, one)
+            if verdict is LATER:
+                full[one.group] = scope
         if verdict is LATER:
-            full.add(one.group)
+            place = budget.Place(queue, one.seq, one.priority, one.turn)
+            budget.await_room(txn, terms.universe, full[one.group], place)
             line_ns = budget.line_up(txn, terms.universe, one.group, LATER_EACH_NS)
             verdict = replace(LATER, delay_ns=_until_step(txn.now_ns, later_ns + line_ns))
         verdicts.append(verdict)
     return verdicts
+
+
+@operation
+def undo(txn: Txn, queue: str, candidates: list[Candidate], args: bytes) -> None:
+    """They were admitted and are given back unbegun: nothing was spent, and nothing stays set aside."""
+    terms = codec.unpack_as(Terms, args)
+    for one in candidates:
+        key = codec.unpack_as(Intent, one.payload).intent_hash.hex()
+        budget.book_late.fn(txn, terms.universe, key, one.claim, [])
 
 
 def _gone(txn: Txn, universe: str, world_id: str) -> bool:
@@ -98,21 +111,23 @@ def _reserved(txn: Txn, terms: Terms, one: Candidate) -> bool:
     return budget.reservation(txn, terms.universe, key) is not None
 
 
-def _judge(txn: Txn, terms: Terms, one: Candidate) -> Verdict:
+def _judge(txn: Txn, terms: Terms, one: Candidate) -> tuple[Verdict, str]:
+    """The verdict, and the scope whose budget stands against it."""
     if terms.billing is None:
-        return TAKE
+        return TAKE, ""
     try:
         answer = _reserve(txn, terms.universe, terms.billing, one)
     except HoldfastError as error:
-        return Verdict("refuse", code=error.code, error=str(error))
+        return Verdict("refuse", code=error.code, error=str(error)), ""
     except Exception as error:
         # It is this one's fault, whatever it is: no other waits behind it for ever.
-        return Verdict("refuse", code=Invalid.code, error=repr(error))
+        return Verdict("refuse", code=Invalid.code, error=repr(error)), ""
     if answer.granted:
-        return TAKE
+        return TAKE, ""
     if answer.later:
-        return LATER
-    return Verdict("refuse", code="over_budget", error=_told(txn, terms.universe, answer))
+        return LATER, answer.scope
+    told = _told(txn, terms.universe, answer)
+    return Verdict("refuse", code="over_budget", error=told), answer.scope
 
 
 def _reserve(txn: Txn, universe: str, billing: Billing, one: Candidate) -> budget.Answer:

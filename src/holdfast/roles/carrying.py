@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from holdfast import codec
@@ -32,6 +32,7 @@ from holdfast.runner import claims
 from holdfast.runner.parcel import Parcel
 from holdfast.runner.work import Outcome
 from holdfast.store.api import Future, Pending, Store, Txn
+from holdfast.world import publish
 from holdfast.world.cycle import Carried, Cycle, commit
 from holdfast.world.host import Host
 
@@ -93,6 +94,9 @@ class Carriage:
         self._sent: deque[Brought] = deque()
         self._under_way: set[str] = set()
         self._mistaken: dict[str, int] = {}
+        # By queue: runners that have nothing to do.
+        self._offers: dict[str, Parcel] = {}
+        self._offering = threading.Lock()
 
     def open(self, bell: Ringing) -> None:
         """From now on parcels are taken; each, and each answer, rings."""
@@ -129,6 +133,22 @@ class Carriage:
             return False
         return True
 
+    def offer(self, parcel: Parcel) -> bool:
+        assert parcel.taking is not None
+        with self._offering:
+            if self._bell is None or parcel.taking[0] in self._offers:
+                return False
+            self._offers[parcel.taking[0]] = parcel
+            return True
+
+    def retract(self, parcel: Parcel) -> bool:
+        assert parcel.taking is not None
+        with self._offering:
+            if self._offers.get(parcel.taking[0]) is not parcel:
+                return False
+            del self._offers[parcel.taking[0]]
+            return True
+
     # -- for the worker ------------------------------------------------------------------------
 
     @property
@@ -143,6 +163,19 @@ class Carriage:
     def has(self, world_id: str) -> bool:
         """Whether a world's cycle is under way here."""
         return world_id in self._under_way
+
+    def offers(self, cycles: Iterable[Cycle]) -> list[Parcel]:
+        """Take the offers of runners for whom cycles have something."""
+        if not self._offers:
+            return []
+        wanted = {
+            publish.effects(intent.universe_id, intent.effect_kind)
+            for cycle in cycles
+            for intent in cycle.intents
+        }
+        with self._offering:
+            names = wanted & self._offers.keys()
+            return [self._offers.pop(name) for name in names]
 
     def turn(self, stop_ns: int) -> bool:
         """Take answers that are there, and send what waits; whether anything was done."""
@@ -188,6 +221,7 @@ class Carriage:
                 for parcel in parcels:
                     parcel.settled(parcel.outcomes, None)
                 return
+            parcels += self.offers(cycle for _, cycle in cycles)
             future = self._worker.store.submit(bring, parcels, [cycle for _, cycle in cycles])
         except BaseException:
             for parcel in parcels:
@@ -227,29 +261,15 @@ class Carriage:
     def _brought(self, brought: Brought) -> None:
         """Take the outcome of parcels and of their cycles."""
         parcels, cycles, future = brought
-        answers: list[HoldfastError | None]
+        told: list[HoldfastError | None]
         try:
-            committed, taken = future.result()
+            told = answers(future, parcels, [cycle for _, cycle in cycles])
         except HoldfastError as error:
-            answers = [error] * len(cycles)
-            for parcel in parcels:
-                parcel.refused(error)
-        else:
-            answers = [None if one is None else from_wire(one) for one in committed.value]
-            done = {
-                one.token
-                for (_, cycle), error in zip(cycles, answers, strict=True)
-                if error is None
-                for one in cycle.carried
-            }
-            for parcel in parcels:
-                left = [one for one in parcel.outcomes if one.work.claim.token not in done]
-                claimed = taken.get(id(parcel))
-                parcel.settled(left, None if claimed is None else claimed.value)
+            told = [error] * len(cycles)
         self._under_way.difference_update(world_id for world_id, _ in cycles)
         trouble: HoldfastError | None = None
         now_ns = self._worker.store.now_ns()
-        for (world_id, cycle), answer in zip(cycles, answers, strict=True):
+        for (world_id, cycle), answer in zip(cycles, told, strict=True):
             if isinstance(answer, Conflict):
                 self._mistaken[world_id] = now_ns + int(MISTAKEN_S * S)
             trouble = self._worker.committed(world_id, cycle, answer, now_ns) or trouble
@@ -270,6 +290,31 @@ def bring(
             _, before = asking.get((name, owner), (parcel, (name, timers, owner, 0)))
             asking[name, owner] = parcel, (name, timers, owner, before[3] + limit, *rest)
     return committed, {id(one): claims.take(txn, *taking) for one, taking in asking.values()}
+
+
+def answers(
+    future: Future[Any], parcels: list[Parcel], cycles: Sequence[Cycle]
+) -> list[HoldfastError | None]:
+    """The answer to each cycle of `bring`; whoever waits for a parcel has his. `cycles` are those that
+    carry something."""
+    try:
+        committed, taken = future.result()
+    except HoldfastError as error:
+        for parcel in parcels:
+            parcel.refused(error)
+        raise
+    told = [None if one is None else from_wire(one) for one in committed.value]
+    done = {
+        one.token
+        for cycle, error in zip(cycles, told, strict=False)
+        if error is None
+        for one in cycle.carried
+    }
+    for parcel in parcels:
+        left = [one for one in parcel.outcomes if one.work.claim.token not in done]
+        claimed = taken.get(id(parcel))
+        parcel.settled(left, None if claimed is None else claimed.value)
+    return told
 
 
 def body_of(outcome: Outcome) -> bytes:

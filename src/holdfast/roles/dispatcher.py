@@ -15,7 +15,7 @@ a mark, so one that was typed before a crash is found in the pane and not typed 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.adapters.agent import Sent, Typist
 from holdfast.adapters.errors import NotInstalled
@@ -65,8 +65,11 @@ class Dispatcher(Role):
         incarnation: str,
         lease_ttl_s: float = LEASE_S,
         clock: Clock = SYSTEM,
+        server: Callable[[str], Tmux] = Tmux,
     ) -> None:
+        """`server` gives the tmux of a socket."""
         super().__init__(store, clock)
+        self._server = server
         self.universe = universe
         self.worker = worker
         self.incarnation = incarnation
@@ -91,6 +94,9 @@ class Dispatcher(Role):
         except Fenced:
             # We were paused for longer than our lease: another tells the leader.
             self._lease = None
+            return more
+        except NotFound:
+            # The leader took its name back meanwhile: there is nobody to tell.
             return more
 
     def next_s(self) -> float:
@@ -131,7 +137,7 @@ class Dispatcher(Role):
         if not self._hold():
             return False
         try:
-            there = Typist(Tmux(pane.socket), self.clock).there(pane.target)
+            there = Typist(self._server(pane.socket), self.clock).there(pane.target)
         except (NotInstalled, TmuxFailed, Timeout) as error:
             return self._put_off(error.code, str(error))
         if not there:
@@ -143,6 +149,8 @@ class Dispatcher(Role):
     def _replay(self, pane: Pane) -> bool:
         """Tell what lies ahead, in order; whether there is more."""
         page: list[Replayed] = self.store.read(replay.ahead, self.universe, PAGE)
+        if not page:
+            return False
         told = 0
         done: list[Replayed] = []
         for one in page:
@@ -166,7 +174,7 @@ class Dispatcher(Role):
     def _tell(self, pane: Pane, event: DispatchEvent) -> Sent:
         self._renew()
         cli = WorkerCli.named(pane.cli)
-        typist = Typist(Tmux(pane.socket), self.clock)
+        typist = Typist(self._server(pane.socket), self.clock)
         return typist.send(pane.target, notice(event), cli, mark_of(event.event_id))
 
     def _advance(self, done: list[Replayed]) -> None:
@@ -177,15 +185,14 @@ class Dispatcher(Role):
         assert self._lease is not None
         txn.require_live(self._lease)
         ids = [one.event.event_id for one in done]
-        replay.advance(txn, self.universe, done[-1].height, ids)
+        replay.advance(txn, self.universe, done[0].height - 1, done[-1].height, ids)
 
     def _put_off(self, code: str, text: str) -> bool:
         """The leader cannot be told now: say why, and come back later."""
-        with contextlib.suppress(NotFound):
-            state = self.store.read(replay.read, self.universe)
-            was = None if state is None else state.deferred
-            if was is None or (was.code, was.text) != (code, text):
-                self.store.transact(replay.defer_leader_notification, self.universe, code, text)
+        state = self.store.read(replay.read, self.universe)
+        was = None if state is None else state.deferred
+        if was is None or (was.code, was.text) != (code, text):
+            self.store.transact(replay.defer_leader_notification, self.universe, code, text)
         # A pane that is not there is cheap to look for; a text that nobody takes is not typed often.
         if code == _MISSING.value:
             self._retry_s = RETRY_S

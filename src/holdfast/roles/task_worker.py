@@ -9,7 +9,7 @@
 - A lease is extended while its function runs, within the task's execution window, which starts anew
   with each sign of progress. A lease that is lost (expired, or the task was cancelled) is told to the
   code that runs under it, and its hand is given up.
-- A task that outlived a lease may have killed its worker: it is leased when nothing else is in hand.
+- A task on its last lease is taken when nothing else is in hand, and nothing is taken beside it.
 - Stopping gives back what is not begun at once, and what still runs after `STOP_GRACE_S`.
 
 Leases here are the coordinator's, not claims of a queue, and a task may take microseconds: this is a
@@ -18,57 +18,47 @@ loop of its own beside the Runner, over the same crews (docs/decisions/0012).
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 
 from holdfast.authority import workers
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import SETTLED_BYTES_MAX
 from holdfast.durable.bounds import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
-from holdfast.roles.task_child import Children
+from holdfast.roles.task_hands import Hands
 from holdfast.roles.task_run import (
-    Ended,
     TaskCode,
     TaskRun,
-    attempt,
-    attempt_async,
-    ended_by,
 )
 from holdfast.runner.bell import Bell
-from holdfast.runner.crew import Crew, Tasks, Threads
 from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.runner.tending import HandsLost
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
-from holdfast.tasks.coordinator import End, Grant, Hold, Leased, Report, Turned
+from holdfast.tasks.coordinator import End, Hold, Leased, Report, Turned
 from holdfast.tasks.lease import LEASE_BATCH_MAX, held_by, holds, next_due_ns
 from holdfast.tasks.look import overdue_retention
 from holdfast.tasks.rows import keys_of
 
 CONCURRENCY = 16
-COROUTINES = 200
 REPORTS_MAX = 2_000
-HAND_BACK_NS = 1_000 * MS
 STOP_GRACE_S = 10.0
+STOP_GRACE_S_MAX = 3_600.0
 IDLE_S = 5.0
 BEAT_NS = 3 * S
 MAINTAIN_NS = 10 * S
 MAINTAIN_BATCH = 1_000
 PROGRESS_NS = S
-# How long tasks that may be leased only by themselves wait for the others to end.
+# How long we first wait for the others to end, for a task that is leased only by itself.
 PATIENCE_NS = 2 * S
-# How long such a task then has its worker to itself: what kills, mostly does so soon.
-SOLITUDE_NS = 2 * S
 PAUSE_S = 0.05
 LEAVE_TRIES = 40
 # How long reports wait for others while the hands are busy anyway.
 LINGER_S = 0.002
-# How long coroutines that are cancelled have to clean up when their worker leaves.
-WIND_UP_S = 1.0
 
 
 class TaskWorker:
@@ -97,10 +87,14 @@ class TaskWorker:
         # The name in our leases: new at each start, so that we never act for our former selves.
         self.owner = f"{self.worker}/{incarnation[:12]}"
         self.queues = list(queues)
+        if not codes:
+            raise Invalid(what="tasks", why="a task worker knows one at least; see App(tasks=…)")
         if not self.queues:
             raise Invalid(what="queues", why="a task worker serves one at least")
         for queue in self.queues:
             check_name("queue", queue)
+        if not 0 <= stop_grace_s <= STOP_GRACE_S_MAX:
+            raise Invalid(what="stop_grace_s", found=stop_grace_s, min=0, max=STOP_GRACE_S_MAX)
         for what, found in (("concurrency", concurrency), ("processes", processes or 1)):
             if type(found) is not int or not 1 <= found <= CONCURRENCY_MAX:
                 raise Invalid(what=what, found=repr(found)[:64], min=1, max=CONCURRENCY_MAX)
@@ -110,28 +104,31 @@ class TaskWorker:
         keys = keys_of(universe)
         self._topics = [*(keys.queue_topic(queue) for queue in self.queues), keys.revoked]
         self._codes = codes
+        self._names = tuple(sorted(codes))
         self._clock = clock
         self._grace_ns = int(stop_grace_s * S)
-        self._hands = _Hands(
-            codes, concurrency, processes or os.cpu_count() or 1, self._ring, clock
-        )
+        self._hands = Hands(codes, concurrency, processes or os.cpu_count() or 1, self._ring, clock)
         self._held: dict[tuple[int, int], TaskRun] = {}
         self._reports: list[Report] = []
         self._looking = True
+        # Whether an answer was lost, and nobody has looked yet what it was.
+        self._unsure = False
         self._lingered = False
         self._turns = 0
         self._due_ns: int | None = None
         self._revocations = 0
-        self._suspects_since_ns = 0
         self._suspects = False
         self._lone: TaskRun | None = None
-        self._lone_since_ns = 0
+        self._drain_until_ns = 0
+        self._serve_until_ns = 0
+        self._patience_ns = PATIENCE_NS
         self._renew_ns = 0
         self._beat_ns = 0
         self._maintain_ns = 0
         self._progress_ns = 0
         self._stopping = threading.Event()
         self._sleeping = False
+        self._checkpointing: threading.Thread | None = None
         self._bell: Bell | None = None
         self._thread: threading.Thread | None = None
 
@@ -212,9 +209,8 @@ class TaskWorker:
         if self._held:
             until_ns = min(until_ns, self._renew_ns)
         if self._suspects and self._hands.busy:
-            until_ns = min(until_ns, self._suspects_since_ns + PATIENCE_NS)
-        if self._solitary():
-            until_ns = min(until_ns, self._lone_since_ns + SOLITUDE_NS)
+            turns = (self._drain_until_ns, self._serve_until_ns)
+            until_ns = min([until_ns, *(at_ns for at_ns in turns if at_ns > now_ns)])
         rest_s = (until_ns - now_ns) / S
         return min(rest_s, self._hands.rest_s, LINGER_S if self._lingered else rest_s)
 
@@ -223,12 +219,14 @@ class TaskWorker:
     def step(self) -> bool:
         """Do what there is to do; whether there may be more at once."""
         try:
+            if self._unsure:
+                self._recover()
             self._collect()
             moved = self._turn()
             self._attend()
             self._upkeep()
         except CommitUnknown:
-            self._recover()
+            self._unsure = True
             return True
         except HoldfastError as error:
             if not error.retryable:
@@ -251,8 +249,10 @@ class TaskWorker:
 
     def _turn(self) -> bool:
         """Report and lease in one commit."""
-        limit, alone = self._wanted()
-        if not self._reports and not (self._looking and limit):
+        limit, alone, rooms = self._wanted()
+        due = self._due_ns is not None and self.store.now_ns() >= self._due_ns
+        # What is due is swept also by one who has no room: others may be waiting for it.
+        if not self._reports and not (self._looking and limit) and not due:
             return False
         if len(self._reports) < self._hands.line and not self._lingered:
             # The hands have enough to do: what they finish meanwhile goes into the same commit.
@@ -269,6 +269,8 @@ class TaskWorker:
             self._in_turn(),
             limit,
             alone,
+            rooms,
+            self._names,
         )
         del self._reports[: len(reports)]
         for answer in turned.answers:
@@ -281,48 +283,55 @@ class TaskWorker:
         self._turns = (self._turns + 1) % len(self.queues)
         return self.queues[self._turns :] + self.queues[: self._turns]
 
-    def _wanted(self) -> tuple[int, bool]:
-        """How many to lease, and whether a suspect may be among them."""
-        if self._solitary():
-            return 0, False
-        if self._suspects:
-            waited = self.store.now_ns() - self._suspects_since_ns >= PATIENCE_NS
-            if self._hands.busy and not waited:
-                return 0, False
-            return 1, True
-        return self._hands.room, False
+    def _wanted(self) -> tuple[int, bool, tuple[int, ...]]:
+        """How many to lease, whether a suspect may be among them, and how many of each kind."""
+        if self._lone is not None and self._held.get(self._lone.token) is self._lone:
+            return 0, False, ()  # on its last lease: nothing beside it
+        rooms = self._hands.rooms
+        usual = min(sum(rooms), LEASE_BATCH_MAX), False, rooms
+        if not self._suspects:
+            return usual
+        if not self._hands.busy:
+            return 1, True, rooms
+        return (0, False, ()) if self._draining() else usual
 
-    def _solitary(self) -> bool:
-        """Whether a suspect runs that is to have nothing beside it yet."""
-        lone = self._lone
-        if lone is None or self._held.get(lone.token) is not lone:
-            self._lone = None
+    def _draining(self) -> bool:
+        """Whether to lease nothing, so that we have nothing in hand and can take a suspect.
+
+        Nobody knows how long that takes. So it is tried for a while, and if it was in vain, work goes
+        on for ten times as long, and the next try takes twice as long: suspects get their turn in the
+        end, and the others lose a tenth at most.
+        """
+        now_ns = self.store.now_ns()
+        if now_ns < self._serve_until_ns:
             return False
-        return self.store.now_ns() - self._lone_since_ns < SOLITUDE_NS
+        if now_ns < self._drain_until_ns:
+            return True
+        if self._drain_until_ns <= self._serve_until_ns:
+            self._drain_until_ns = now_ns + self._patience_ns
+            return True
+        self._serve_until_ns = now_ns + 10 * self._patience_ns
+        self._patience_ns *= 2
+        return False
 
     def _take(self, leased: Leased, limit: int) -> None:
         taken_ns = self._clock.mono_ns()
         runs = []
         for grant in leased.grants:
-            code = self._codes.get(grant.name)
-            if code is None:
-                self._reports.append(_unknown(grant))
-                continue
-            run = TaskRun(grant, code, taken_ns)
+            run = TaskRun(grant, self._codes[grant.name], taken_ns)
             self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
             self._held[run.token] = run
             runs.append(run)
-            if grant.suspect and code.isolation != "process":
-                self._lone, self._lone_since_ns = run, self.store.now_ns()
+            if grant.suspect:
+                self._lone = run
+                self._patience_ns = PATIENCE_NS
         if runs:
             self._hands.give(runs)
         if limit:
-            self._looking = len(leased.grants) >= limit or bool(leased.suspects)
-            if leased.suspects and not self._suspects:
-                self._suspects_since_ns = self.store.now_ns()
+            self._looking = len(leased.grants) >= limit or leased.suspects
             self._suspects = leased.suspects
-            if not self._looking:
-                self._due_ns = self.store.read(next_due_ns, self.universe)
+        if not limit or not self._looking:
+            self._due_ns = self.store.read(next_due_ns, self.universe)
         if leased.revocations != self._revocations:
             self._revocations = leased.revocations
             self._look_for_lost()
@@ -400,6 +409,7 @@ class TaskWorker:
         for token in held:
             if token not in self._held and token not in reported:
                 self._reports.append(Report(*token, End.RELEASED))
+        self._unsure = False
 
     # -- upkeep ----------------------------------------------------------------------------------
 
@@ -423,8 +433,22 @@ class TaskWorker:
                 if done >= MAINTAIN_BATCH:
                     # There is more of it: soon, but not before others had their turn.
                     self._maintain_ns = now_ns + 10 * MS
-            elif checkpoint.due(self.store, self.universe):
-                checkpoint.make(self.store, self.universe)
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        """Have a checkpoint of the log made, if one is due: aside, for leases must be extended."""
+        if self._checkpointing is not None and self._checkpointing.is_alive():
+            return
+        if checkpoint.due(self.store, self.universe):
+            self._checkpointing = threading.Thread(
+                target=self._make_checkpoint, name="holdfast-checkpoint", daemon=True
+            )
+            self._checkpointing.start()
+
+    def _make_checkpoint(self) -> None:
+        # A store that is busy, or gone: the next look is for that.
+        with contextlib.suppress(HoldfastError):
+            checkpoint.make(self.store, self.universe)
 
     def _leave(self) -> None:
         """Give back what is not begun, wait for the rest, give back what does not end."""
@@ -481,156 +505,3 @@ def _within(reports: list[Report], bytes_max: int) -> list[Report]:
         if size > bytes_max and count:
             return reports[:count]
     return reports[:REPORTS_MAX]
-
-
-def _unknown(grant: Grant) -> Report:
-    error = f"no task of the name {grant.name!r} is declared in the app that this worker runs"
-    return Report(grant.seq, grant.lease, End.UNKNOWN, b"", "unknown_task", error)
-
-
-class _Hands:
-    """The crews: threads, an event loop, processes. Each is hired when the app has tasks for it."""
-
-    def __init__(
-        self,
-        codes: Mapping[str, TaskCode],
-        concurrency: int,
-        processes: int,
-        ring: Callable[[], None],
-        clock: Clock,
-    ) -> None:
-        def began(run: TaskRun) -> None:
-            return
-
-        self._crews: dict[str, Crew] = {}
-        self._children = Children()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        kinds = {_kind(code) for code in codes.values()}
-        if "thread" in kinds:
-            self._crews["thread"] = Threads(
-                concurrency,
-                lambda run: attempt(run, clock),
-                name="holdfast-task",
-                began=began,
-                done=ring,
-                clock=clock,
-                ahead_max=LEASE_BATCH_MAX,
-            )
-        if "process" in kinds:
-            self._crews["process"] = Threads(
-                processes,
-                lambda run: self._children.attempt(run, clock),
-                name="holdfast-task-process",
-                began=began,
-                done=ring,
-                clock=clock,
-                ahead_max=LEASE_BATCH_MAX,
-            )
-        if "loop" in kinds:
-            self._loop = asyncio.new_event_loop()
-            self._looping = threading.Thread(
-                target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
-            )
-            self._looping.start()
-            self._crews["loop"] = Tasks(
-                COROUTINES,
-                lambda run: attempt_async(run, clock),
-                self._loop,
-                began=began,
-                done=ring,
-                clock=clock,
-                ahead_max=LEASE_BATCH_MAX,
-                failed=ended_by,
-            )
-        self._recent = set(self._crews)
-
-    @property
-    def busy(self) -> bool:
-        return any(crew.busy for crew in self._crews.values())
-
-    @property
-    def spent(self) -> bool:
-        """Whether the functions of a crew have taken all hands with them that it could have."""
-        return any(crew.spent for crew in self._crews.values())
-
-    @property
-    def line(self) -> int:
-        return sum(crew.line for crew in self._crews.values())
-
-    @property
-    def finished(self) -> bool:
-        return any(crew.has_finished for crew in self._crews.values())
-
-    @property
-    def room(self) -> int:
-        """How many more tasks may be leased. Which crew they are for is known only afterwards: if
-        several are at work, none is given a batch that only the quickest could digest."""
-        rooms = [crew.room for crew in self._crews.values()]
-        if not rooms:
-            return 1
-        if len(self._recent) == 1:
-            return min(max(self._crews[next(iter(self._recent))].room, 0), LEASE_BATCH_MAX)
-        return max(min(max(rooms), CONCURRENCY), 0)
-
-    @property
-    def rest_s(self) -> float:
-        """How long the crews may be left to themselves."""
-        if any(crew.standing for crew in self._crews.values()):
-            return 0.005
-        return HAND_BACK_NS / S if self.busy else float("inf")
-
-    def give(self, runs: Sequence[TaskRun]) -> None:
-        by_kind: dict[str, list[TaskRun]] = {}
-        for run in runs:
-            by_kind.setdefault(_kind(run.code), []).append(run)
-        for kind, given in by_kind.items():
-            self._crews[kind].give(given)
-        if by_kind:
-            self._recent = set(by_kind) | {k for k, crew in self._crews.items() if crew.busy}
-
-    def collect(self) -> list[Ended]:
-        return [ended for crew in self._crews.values() for ended in crew.collect()]
-
-    def overdue(self) -> list[TaskRun]:
-        return [run for crew in self._crews.values() for run in crew.overdue(HAND_BACK_NS)]
-
-    def waiting(self) -> list[TaskRun]:
-        return [run for crew in self._crews.values() for run in crew.waiting()]
-
-    def drop(self, run: TaskRun) -> None:
-        run.dropped = True
-        self._crews[_kind(run.code)].drop(run)
-
-    def nudge(self) -> None:
-        for crew in self._crews.values():
-            crew.nudge()
-
-    def close(self) -> None:
-        for crew in self._crews.values():
-            crew.close()
-        self._children.close()
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(_wind_up, self._loop)
-            self._looping.join(WIND_UP_S)
-            if not self._looping.is_alive():
-                self._loop.close()
-
-
-def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
-    """End a loop once its coroutines had the chance to clean up."""
-    left = asyncio.all_tasks(loop)
-    for task in left:
-        if not task.cancelling():
-            task.cancel()
-
-    async def end() -> None:
-        if left:
-            await asyncio.wait(left, timeout=WIND_UP_S)
-        loop.stop()
-
-    task = loop.create_task(end())
-    task.add_done_callback(left.discard)  # which also keeps it from being collected
-
-
-def _kind(code: TaskCode) -> str:
-    return "loop" if code.asynchronous else code.isolation

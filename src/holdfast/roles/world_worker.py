@@ -34,9 +34,11 @@ from holdfast.errors import (
     StoreCorrupt,
     from_wire,
 )
+from holdfast.roles import carrying
 from holdfast.roles.carrying import Carriage
 from holdfast.roles.role import Role
 from holdfast.runner.bell import Bell
+from holdfast.runner.parcel import Parcel
 from holdfast.store.api import Future, Store, Txn
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
@@ -47,8 +49,8 @@ from holdfast.world.kernel import World
 from holdfast.world.program import Program
 
 T = TypeVar("T")
-# Cycles that were sent to be committed, and the answer to them.
-Sent = tuple[list[tuple[str, Cycle]], Future[Any]]
+# Cycles that were sent to be committed, the offers that went with them, and the answer to both.
+Sent = tuple[list[tuple[str, Cycle]], list[Parcel], Future[Any]]
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
 UPKEEP_S = 0.05
@@ -379,17 +381,25 @@ class WorldWorker(Role):
 
     def _send(self, cycles: list[tuple[str, Cycle]]) -> list[Sent]:
         with self.store.together():
-            return [
-                (some, self.store.submit(commit, [cycle for _, cycle in some]))
-                for some in _batches(cycles)
-            ]
+            return [self._submit(some) for some in _batches(cycles)]
+
+    def _submit(self, some: list[tuple[str, Cycle]]) -> Sent:
+        """Runners that wait for what these want have it claimed in the same commit."""
+        cycles = [cycle for _, cycle in some]
+        offers = self.carriage.offers(cycles)
+        if offers:
+            return some, offers, self.store.submit(carrying.bring, offers, cycles)
+        return some, offers, self.store.submit(commit, cycles)
 
     def _settle(self, under_way: list[Sent]) -> None:
         now_ns = self.store.now_ns()
         trouble: HoldfastError | None = None
-        for some, future in under_way:
+        for some, offers, future in under_way:
             try:
-                answers = [None if told is None else from_wire(told) for told in future.result()]
+                if offers:
+                    answers = carrying.answers(future, offers, ())
+                else:
+                    answers = [None if one is None else from_wire(one) for one in future.result()]
             except HoldfastError as error:
                 answers = [error] * len(some)
             for (world_id, cycle), answer in zip(some, answers, strict=True):

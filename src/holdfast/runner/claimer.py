@@ -89,7 +89,12 @@ class Claimer:
         for work in works:
             work.lose(self._store)  # if it was begun after all: before another can claim it
         try:
-            answers = self._store.transact(claims.hand_back, [work.claim.token for work in works])
+            answers = self._store.transact(
+                claims.hand_back,
+                [work.claim.token for work in works],
+                [work.claim.token for work in works if not (work.began_ns or work.joined_lost)],
+                None if self._admission is None else self._admission(),
+            )
         except HoldfastError as error:
             if not (transient(error) or isinstance(error, CommitUnknown)):
                 raise

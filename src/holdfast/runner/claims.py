@@ -14,7 +14,7 @@ from holdfast.config import BATCH_MAX
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Budget, Claim, Failure, Then, Token
 from holdfast.errors import ClaimLost
-from holdfast.store.api import Txn, operation
+from holdfast.store.api import Txn, operation, resolve
 
 
 class Taken(Record, frozen=True):
@@ -91,8 +91,19 @@ def turn(
 
 
 @operation
-def hand_back(txn: Txn, claims: list[Token]) -> list[bool]:
-    """Release what was claimed and not begun, each alone; False for one that was lost already."""
+def hand_back(
+    txn: Txn,
+    claims: list[Token],
+    unbegun: Sequence[Token] = (),
+    admission: Admission | None = None,
+) -> list[bool]:
+    """Release claims, each alone; False for one that was lost already. What was admitted and never
+    begun is as if it had not been admitted."""
+    if admission is not None and admission.undo:
+        for token in unbegun:
+            candidate = queues.claimed(txn, token)
+            if candidate is not None:
+                resolve(admission.undo).fn(txn, token.queue, [candidate], admission.args)
     return [_released(txn, claim) for claim in claims]
 
 

@@ -9,6 +9,8 @@ commit instead of three. What the carrier cannot settle, or not in time, the run
   case. What was taken back is looked up before it is settled, and an answer that comes late counts for
   nothing: tokens see to it that nothing is settled twice.
 - Claims that a parcel asked for are in doubt until its answer is there.
+- A runner that has nothing to do leaves an *offer*: a parcel without outcomes, for whoever next puts
+  something into its queue to claim it in the same commit. It takes the offer back before it claims.
 """
 
 from __future__ import annotations
@@ -85,6 +87,12 @@ class Carrier(Protocol):
     def withdraw(self, parcel: Parcel) -> bool:
         """Give a parcel back that was not begun with; False if it was."""
 
+    def offer(self, parcel: Parcel) -> bool:
+        """Keep an offer until it is used; False if it cannot be."""
+
+    def retract(self, parcel: Parcel) -> bool:
+        """Give an offer back; False if it is used by now."""
+
 
 class Post:
     """The parcels of one runner. Only its own thread comes here."""
@@ -98,6 +106,9 @@ class Post:
         self._clock = clock
         self._ring = ring
         self._under_way: deque[Parcel] = deque()
+        self._offer: Parcel | None = None
+        # Since when somebody is at it, as far as we know.
+        self._used_ns = 0
         # Finished, and too few for a parcel.
         self._kept: list[Outcome] = []
         # Taken back, and still with the carrier: what they claimed is not known.
@@ -112,8 +123,28 @@ class Post:
         """How many claims are asked for and not answered."""
         return sum(parcel.asked for parcel in self._under_way)
 
+    def offer(self, policy: Policy, room: int, again_max: int | None) -> None:
+        """Let others claim for us what they put into our queue."""
+        if self._offer is None and self._claimer.sure and not self.busy and room > 0:
+            again = None if again_max is None else min(again_max, 1)
+            asked = min(policy.max_batch, room)
+            taking = self._claimer.arguments(asked, policy, again)
+            parcel = Parcel([], taking, asked, self._clock.mono_ns(), self._ring)
+            if self._carrier.offer(parcel):
+                self._offer = parcel
+
+    def retract(self) -> bool:
+        """Take the offer back; False if somebody is claiming for us, and will say what."""
+        if self._offer is not None and not self._carrier.retract(self._offer):
+            self._used_ns = self._used_ns or self._clock.mono_ns()
+            return False
+        self._offer, self._used_ns = None, 0
+        return True
+
     def send(self, policy: Policy, room: int, again_max: int | None) -> None:
         """Hand over what the carrier has something to add to; the rest stays on the desk."""
+        if not self.retract():
+            room = 0
         desk = self._desk
         bound = PARCEL_MIN * (PARCELS_MAX - len(self._under_way))
         mine, self._kept = self._kept, []
@@ -150,7 +181,16 @@ class Post:
     def collect(self, policy: Policy, tick: Tick, *, running: bool) -> list[Work]:
         """Take what was answered, and back what was not in time; the works that were claimed."""
         works: list[Work] = []
+        offer = self._offer
+        if offer is not None and offer.ended:
+            self._offer, self._used_ns = None, 0
+            works += self._ended(offer, policy, tick)
+        elif offer is not None and 0 < self._used_ns <= self._clock.mono_ns() - PATIENCE_NS:
+            self._offer, self._used_ns = None, 0
+            self._late.append(offer)
+            self._claimer.doubt()
         if not running:
+            self.retract()
             self._desk.outcomes += self._kept
             self._kept = []
         for parcel in list(self._late):

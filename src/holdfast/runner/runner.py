@@ -267,6 +267,7 @@ class Runner:
                 else:
                     self._handle_here(works, policy, tick)
                 self._desk.settle(policy, tick)
+            self._leave_offer(policy, tick)
             self._progress()
             self._surface(policy)
             return tick
@@ -282,9 +283,17 @@ class Runner:
             room = self.room if self._throttle is None else 0
             post.send(policy, room, self._again_max(policy))
 
+    def _leave_offer(self, policy: Policy, tick: Tick) -> None:
+        """Before a rest: whoever puts something into the queue may claim it for us."""
+        idle = self._state is State.RUNNING and not tick.moved and not tick.busy
+        if self._post is not None and idle and self._throttle is None:
+            self._post.offer(policy, self.room, self._again_max(policy))
+
     def _turn(self, policy: Policy, tick: Tick) -> None:
         """Settle and claim in one commit, if there is something for both and nothing in doubt."""
         if not (self._desk.sure and self._claimer.sure and self._claimer.looks()):
+            return
+        if self._post is not None and not self._post.retract():
             return
         limit = self._limit(policy, tick)
         if limit <= 0:
@@ -297,6 +306,8 @@ class Runner:
     def _claim(self, policy: Policy, tick: Tick) -> deque[Work]:
         limit = max(self._limit(policy, tick), 0)
         again_max = self._again_max(policy)
+        if self._post is not None and not self._post.retract():
+            return deque()
         if self._post is not None and self._post.busy:
             # What is on its way is held, too: it must not be adopted. And it claims by itself.
             if self._post.asked or not self._claimer.sure:

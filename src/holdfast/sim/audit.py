@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.sim import audit_tasks
+from holdfast.sim import audit_dispatch, audit_tasks
 
 Plain = dict[str, Any]
 
@@ -69,6 +69,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
     blobs: Plain = {"data": {}, "refs": {}, "idle": []}
     worlds: defaultdict[str, Plain] = defaultdict(_new_universe)
     tasks: defaultdict[str, Plain] = defaultdict(audit_tasks.new_universe)
+    dispatch: defaultdict[str, Plain] = defaultdict(audit_dispatch.new_universe)
     log: list[Plain] = []
     last: dict[tuple[Any, ...], int] = {}
     generation = 0
@@ -79,6 +80,8 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         space, path = key[0], key[1:]
         if space == 0 and path == ("meta",):
             generation = _decode(value)[1]
+        elif space == 0 and path[0] in ("dispatch", "replay"):
+            audit_dispatch.dispatch_row(dispatch[path[1]], path, value)
         elif space == 2:
             last[path] = _int(value)
         elif space == 3:
@@ -122,6 +125,7 @@ def audit(rows: Iterable[tuple[bytes, bytes]]) -> Plain:
         "leases": leases,
         "worlds": worlds,
         "tasks": tasks,
+        "dispatch": dispatch,
     }
     return {**{name: dict(part) for name, part in found.items()}, "blobs": blobs, "lease_log": log,
             "generation": generation}  # fmt: skip

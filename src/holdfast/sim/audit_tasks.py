@@ -19,7 +19,7 @@ UNIVERSE = "u"
 
 SPEC = (
     "name queue priority lease_ns attempts expiries_max window_ns retain_ns backoff_ns "
-    "backoff_ns_max"
+    "backoff_ns_max kind"
 ).split()
 BODY = (
     "spec args created_ns generation not_before_ns key limit after redrive_of blob"
@@ -28,7 +28,7 @@ STATUS = (
     "state attempt failures expiries lease worker expires_ns granted_ns progress_ns not_before_ns "
     "waits awaited ended_ns reason error redriven_by result blob"
 ).split()
-COUNTS = "ready suspect parked delayed blocked leased completed failed dead".split()
+COUNTS = "ready suspect parked delayed blocked leased completed failed dead stray".split()
 CHECKPOINT = "number height last chunks bytes".split()
 CHUNK = "lo hi height fresh tasks digest".split()
 
@@ -38,7 +38,7 @@ _decode = msgspec.msgpack.Decoder().decode
 def new_universe() -> Plain:
     return {
         "specs": {}, "bodies": {}, "statuses": {}, "ready": [], "suspect": [], "parked": [],
-        "delayed": [], "dependents": [], "ended": [], "expiries": [], "keys": [], "retained": [],
+        "stray": [], "delayed": [], "dependents": [], "ended": [], "expiries": [], "keys": [], "retained": [],
         "counts": {}, "running": [], "chunks": {}, "before": None, "latest": None, "seq": 0, "lease": 0,
     }  # fmt: skip
 
@@ -138,6 +138,7 @@ _ROWS: dict[str, Callable[[Plain, tuple[Any, ...], bytes], None]] = {
     "w": _list("ready"),
     "y": _list("suspect"),
     "p": _list("parked"),
+    "u": _list("stray"),
     "d": _list("delayed"),
     "a": _list("dependents"),
     "e": _list("ended"),

@@ -19,7 +19,7 @@ Plain = dict[str, Any]
 Found = Iterator[tuple[str, str]]
 
 SUBJECT = f"tasks/{UNIVERSE}"
-PLACES = ("ready", "suspect", "parked", "delayed")
+PLACES = ("ready", "suspect", "parked", "stray", "delayed")
 STATES = ("leased", "completed", "failed", "dead")
 # What the fold and the rows must agree about.
 FOLDED = ("state", "attempt", "failures", "expiries", "lease", "worker", "expires_ns", "ended_ns",
@@ -186,6 +186,18 @@ class _Replay:
             if task.key and model.keys.get((task.spec["name"], task.key)) == seq:
                 if [task.spec["name"], task.key, seq] not in tasks["keys"]:
                     yield "D3", f"task {seq} is kept, and its key {task.key} is not"
+        for name, key, seq in tasks["keys"]:
+            if seq not in kept:
+                yield "D3", f"the key {name} {key} is of task {seq}, which is forgotten"
+        going = {
+            (task.spec["queue"], task.limit)
+            for place in ("ready", "suspect")
+            for task in [model.tasks.get(path[-1]) for path in tasks[place]]
+            if task is not None
+        }
+        for queue, limit, *_, seq in tasks["parked"]:
+            if not leased[queue, limit] and (queue, limit) not in going:
+                yield "R3", f"task {seq} waits for others of {limit}, and there are none"
         for seq, place in places:
             yield "D2", f"task {seq} is in {place}, and is none"
         for queue in tasks["counts"].keys() | counts.keys():

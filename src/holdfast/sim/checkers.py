@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from holdfast.sim import (
+    check_dispatch,
     check_lease,
     check_ledger,
     check_queue,
@@ -42,7 +43,9 @@ def _found(number: str) -> Check:
 
 def _replays(history: History) -> list[Violation]:
     if history.memo is None:
-        replays = (check_queue, check_world, check_worlds, check_ledger, check_tasks)
+        replays = (
+            check_queue, check_world, check_worlds, check_ledger, check_tasks, check_dispatch,
+        )  # fmt: skip
         history.memo = [found for replay in replays for found in replay.findings(history)]
     return history.memo
 
@@ -86,6 +89,7 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("I3", "nothing below the cursor is unjournaled", (_found("I3"),)),
     ("I4", "unknown ingress appears 0 or 1 times, retries converge", (_found("I4"),)),
     ("I5", "same key, other body is a conflict", (_found("I5"),)),
+    ("I6", "replayed events are told once, by a cursor that stays", (_found("I6"),)),
     ("E1", "each intent ends in exactly one receipt", (_found("E1"),)),
     ("E2", "receipts are accepted under the current claim alone", (_found("E2"),)),
     ("E3", "every call of an intent, or of a row, has one key", (_found("E3"),)),
@@ -95,11 +99,14 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("A2", "no more begins in a second than a rate allows", (check_run.check_a2,)),
     ("A3", "no more tasks are leased than their limit allows", (_found("A3"),)),
     ("A4", "the next task is granted, by priority and age", (_found("A4"),)),
+    ("A5", "a text is given to a pane once, and whole", (_found("A5"),)),
     ("T1", "a timer fires once, never early", (_found("T1"),)),
     ("T2", "overdue timers fire after any downtime", (check_run.check_t2,)),
     ("D1", "ack removes item and claim; dead letters keep all", (_found("D1"),)),
     ("D2", "each item is in exactly one place", (_found("D2"),)),
     ("D3", "keys are kept while a retry may come", (_found("D3"),)),
+    ("R1", "ready is what blockers there are, all told", (_found("R1"),)),
+    ("R2", "what is held back is told, with its reason", (_found("R2"),)),
     ("R3", "after faults stop, nothing runnable waits", (check_run.check_r3, _found("R3"))),
     ("P1", "the sink holds each committed success once, in order", (_found("P1"),)),
     ("P2", "what ended is not executed again", (_found("P2"),)),

@@ -15,9 +15,8 @@ Plain = dict[str, Any]
 Wrong = Iterator[tuple[str, str]]
 
 WAITING, LEASED, COMPLETED, FAILED, DEAD = range(5)
-OK, FAILURE, REFUSED, EXITED, RELEASED, UNKNOWN = range(6)
+OK, FAILURE, REFUSED, EXITED, RELEASED = range(5)
 COMMITTED, CANCELLED, REJECTED = range(3)
-UNKNOWN_PAUSE_NS = 5_000_000_000
 
 
 @dataclass(slots=True)
@@ -41,10 +40,12 @@ class Task:
     ended_ns: int = 0
     redriven_by: int = 0
     leases: set[int] = field(default_factory=set)
+    # Somebody asked who does not know its name: it may be put aside, for one who does.
+    aside: bool = False
 
     @property
     def suspect(self) -> bool:
-        return self.expiries >= self.spec["expiries_max"] - 1
+        return 0 < self.expiries >= self.spec["expiries_max"] - 1
 
     def live(self, lease: int, now_ns: int) -> bool:
         return self.state == LEASED and self.lease == lease and now_ns < self.expires_ns
@@ -133,6 +134,10 @@ class Model:
 
     def granted(self, now_ns: int, asked: Plain, grants: list[Plain]) -> Wrong:
         """Grants of one decision, after its sweep."""
+        names = asked.get("names")
+        for task in self.tasks.values():
+            if names and task.spec["queue"] in asked["queues"] and task.spec["name"] not in names:
+                task.aside = True
         wanted = self._next(now_ns, asked)
         first = self.lease
         for grant in grants:
@@ -162,6 +167,9 @@ class Model:
             yield "L1", f"task {seq} was granted while lease {task.lease} held"
         elif task.state != WAITING or task.waits:
             yield "S1", f"task {seq} was granted, and did not wait for a worker"
+        if asked.get("names") and grant["name"] not in asked["names"]:
+            yield "S1", f"task {seq} was granted to one who does not know {grant['name']}"
+        task.aside = False
         if now_ns < task.not_before_ns[0]:
             yield "T1", f"task {seq} was granted before its time"
         if lease <= first or lease in task.leases:
@@ -184,9 +192,9 @@ class Model:
         if task.limit and most and self.running(task.spec["queue"], task.limit) > most:
             yield "A3", f"more than {most} of {task.limit} are leased: {seq}"
 
-    def _rank(self, asked: Plain, seq: int) -> tuple[int, int, int]:
+    def _rank(self, asked: Plain, seq: int) -> tuple[int, int, int, int]:
         spec = self.tasks[seq].spec
-        return asked["queues"].index(spec["queue"]), -spec["priority"], seq
+        return asked["queues"].index(spec["queue"]), spec["kind"], -spec["priority"], seq
 
     def _next(self, now_ns: int, asked: Plain) -> list[int]:
         """Those that must be granted now: nothing holds them back but their place in the queue."""
@@ -195,13 +203,13 @@ class Model:
             if self.limits.get(queue, {}).get("concurrency"):
                 return found
             ready = [
-                (-task.spec["priority"], seq)
+                (task.spec["kind"], -task.spec["priority"], seq)
                 for seq, task in self.tasks.items()
                 if task.state == WAITING and task.spec["queue"] == queue
                 if not task.waits and not task.suspect and task.not_before_ns[1] <= now_ns
             ]
-            for _, seq in sorted(ready):
-                if self.tasks[seq].limit:
+            for _, _, seq in sorted(ready):
+                if self.tasks[seq].limit or self.tasks[seq].aside:
                     return found
                 found.append(seq)
                 if len(found) == asked["limit"]:
@@ -273,8 +281,6 @@ class Model:
         pause_ns = min(spec["backoff_ns"] * 2 ** min(tries - 1, 64), spec["backoff_ns_max"])
         if end in (FAILURE, EXITED):
             task.not_before_ns = (now_ns + max(pause_ns // 2, 1), now_ns + max(pause_ns, 1))
-        elif end == UNKNOWN:
-            task.not_before_ns = (now_ns + UNKNOWN_PAUSE_NS,) * 2
 
     def cancel(self, now_ns: int, seqs: list[int], answers: list[bool]) -> Wrong:
         open_ = {seq for seq in seqs if self.tasks[seq].state <= LEASED}

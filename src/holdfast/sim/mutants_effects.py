@@ -242,7 +242,4 @@ EFFECTS: dict[str, tuple[Edit, ...]] = {
     "fork: what was reissued cannot be cancelled": (
         Edit(_bequeath, "publish.know(txn, again, known_as)", "pass"),
     ),
-    "fork of a fork: what was cancelled is reissued": (
-        Edit("world.inherit:_Wishes._cancel", "self._names.get(wanted, wanted)", "wanted"),
-    ),
 }  # fmt: skip

@@ -42,7 +42,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "grant: suspects among the others": (
         Edit(_asked, "if alone and limit:", "if limit:"),
-        Edit(_asked, "queue, 1, grants, suspects=True", "queue, limit, grants, suspects=True"),
+        Edit(_asked, "kind, 1, grants, names, suspects=True", "kind, limit, grants, names, suspects=True"),
     ),
     "grant: the last first": (
         Edit(_grant, "page = txn.scan(start, tuples.after(lane), limit - begun)",
@@ -164,6 +164,14 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     "park: in its old place, too": (Edit(f"{_decision}.park", "txn.delete(key)", "pass"),),
     "counts: not kept": (
         Edit("tasks.rows:Tally.save", "getattr(counts, place) + n", "getattr(counts, place)"),
+    ),
+    "stray: granted to anybody": (Edit(_grant, "names and spec.name not in names", "False"),),
+    "stray: never recalled": (Edit(f"{_decision}.recall", "while limit > 0:", "while False:"),),
+    "stray: holds up the others of its limit": (
+        Edit(f"{_decision}.stray", "if body.limit:", "if False:"),
+    ),
+    "stray: in its old place, too": (
+        Edit(f"{_decision}.stray", "self.txn.delete(key)", "pass"),
     ),
     # cancelling and redriving
     "cancel: stays where it waits": (

@@ -182,6 +182,8 @@ def swarm(tape: Tape) -> Settings:
             settings.pools = int(settings.lanes)
             settings.senders = 1
             settings.world_workers = 1 + tape.draw(2)
+    if settings.workload == Workload.TASKS:
+        settings.audit_every = 50
     if settings.workload == Workload.LEDGER:
         settings.ledger = ledger_shape.drawn(tape)
         # What a restored backup means to a sink that went on is for a person to say.

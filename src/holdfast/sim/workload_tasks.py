@@ -28,6 +28,7 @@ from holdfast.tasks.rows import Limits, Spec, keys_of
 
 TROUBLE = (CommitUnknown, StoreFull, Conflict)
 QUEUES = ("a", "b")
+NAMES = ("work", "play")
 LARGE = b"." * 5000
 # More than there ever is to sweep: the model takes a sweep for a whole one.
 SWEEP = 1000
@@ -88,7 +89,7 @@ class Submitter(Actor):
         tape = life.tape
         self.sent += 1
         spec = Spec(
-            "work",
+            NAMES[tape.draw(2)],
             queue=QUEUES[tape.draw(2)],
             priority=tape.draw(3),
             lease_ns=(LEASE_NS, LEASE_NS // 2)[tape.draw(2)],
@@ -98,6 +99,7 @@ class Submitter(Actor):
             retain_ns=(3600 * S, 2 * S, 0)[tape.draw(3)],
             backoff_ns=200 * MS,
             backoff_ns_max=S,
+            kind=tape.draw(3),
         )
         new = []
         keyed = tape.chance(300)
@@ -133,7 +135,9 @@ class TaskWorker(Actor):
             try:
                 if late and (tape.chance(200) or late[0][0] != generation):
                     self._too_late(life, me, late)
-                asked = [queues, 1 + tape.draw(3), alone]
+                # At times it is of another release, and knows one task only.
+                known = () if life.calm or tape.chance(700) else (NAMES[tape.draw(2)],)
+                asked = [queues, 1 + tape.draw(3), alone, (), known]
                 if reports and tape.chance(300):
                     life.store.transact(tasks.settle, UNIVERSE, me, generation, reports)
                     reports = []
@@ -172,7 +176,7 @@ class TaskWorker(Actor):
             life.store.transact(tasks.extend, UNIVERSE, generation, holds)
             life.rest(ms=LEASE_NS // MS // 2)
         for grant in held:
-            end = (End.OK, End.OK, End.OK, End.FAILED, End.FAILED, *End)[tape.draw(11)]
+            end = (End.OK, End.OK, End.OK, End.FAILED, End.FAILED, *End)[tape.draw(10)]
             report = Report(grant.seq, grant.lease, end, b"" if end else b"done", "", "no luck")
             fate = tape.draw(20)
             if fate == 19:
@@ -240,11 +244,14 @@ class TaskKeeper(Actor):
             if seqs:
                 store.transact(tasks.redrive, UNIVERSE, seqs[:1])
         elif choice == 8:
-            limits = Limits((0, 2, 1)[tape.draw(3)], (0, 1, 2)[tape.draw(3)])
+            limits = Limits((0, 0, 2, 1)[tape.draw(4)], (1, 1, 2, 0)[tape.draw(4)])
             store.transact(tasks.limit, UNIVERSE, QUEUES[tape.draw(2)], limits)
 
     def _some(self, life: Life) -> list[int]:
         last: Any = life.store.read(lambda txn: txn.count(_SEQ))
         if not last:
             return []
-        return sorted({1 + life.tape.draw(last) for _ in range(1 + life.tape.draw(2))})
+        # Young ones for the most part: they have not ended.
+        first = max(0, last - 12) if life.tape.chance(700) else 0
+        count = 1 + life.tape.draw(3)
+        return sorted({first + 1 + life.tape.draw(last - first) for _ in range(count)})

@@ -134,7 +134,8 @@ class Sender(Actor):
                 life.rest(ms=100)
                 continue
             self.pending = None
-            if life.tape.chance(200):
+            # Not so late that its key may be forgotten: then it would be new.
+            if life.tape.chance(200) and life.store.now_ns() - since_ns <= HORIZON_NS:
                 other = event_ingress(*app.encode_event(world_app.Rolled(f"{key}!")))
                 self._again(life, to, key, other if life.tape.chance(300) else ingress)
             life.rest(ms=150)

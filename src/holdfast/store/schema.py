@@ -60,9 +60,10 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
     15 task         <u> "b" <seq>                                what a task is to do; never changes
                     <u> "t" <seq>                                how far it is, once it was touched
                     <u> "s" <hash>                               what tasks submitted alike have in common
-                    <u> "w" <queue> <-priority> <seq>            ready to be granted, in order
-                    <u> "y" <queue> <-priority> <seq>            outlived a lease: granted by itself
+                    <u> "w" <queue> <kind> <-priority> <seq>     ready to be granted, in order
+                    <u> "y" <queue> <kind> <-priority> <seq>     on its last lease: granted by itself
                     <u> "p" <queue> <limit> …                    waiting for room under its limit
+                    <u> "u" <queue> <name> …                     whoever asked knows no such task
                     <u> "d" <not_before_ns> <seq>                waiting for a time
                     <u> "a" <seq> <seq'>                         the second waits for the first
                     <u> "e" <seq>                                ended, its dependents not told yet

@@ -108,6 +108,7 @@ class Decision:
             ("ready", keys.ready + here),
             ("suspect", keys.suspects + here),
             ("parked", parked),
+            ("stray", self.stray_key(spec, packed_seq)),
             ("delayed", delayed),
         ):
             if txn.get(key) is not None:
@@ -133,6 +134,48 @@ class Decision:
             self.tally.add(spec.queue, "suspect" if suspect else "ready")
             self.wake(spec.queue)
         return len(due)
+
+    # -- strays ----------------------------------------------------------------------------------
+
+    def stray_key(self, spec: Spec, packed_seq: bytes) -> bytes:
+        return self.keys.strays + tuples.pack((spec.queue, spec.name)) + order(spec, packed_seq)
+
+    def stray(self, key: bytes, packed_seq: bytes, body: Body, spec: Spec, place: str) -> None:
+        """Put a task aside that whoever asks does not know, for one who does."""
+        self.txn.delete(key)
+        self.txn.put(self.stray_key(spec, packed_seq), packed_seq)
+        self.tally.add(spec.queue, place, -1)
+        self.tally.add(spec.queue, "stray")
+        self.wake(spec.queue)
+        if body.limit:
+            # Others of its limit, whose names are known, do not wait for it.
+            self.let_in(spec.queue, body.limit)
+
+    def recall(self, queue: str, names: frozenset[str], limit: int) -> None:
+        """Bring back what was put aside and is known to whoever asks now."""
+        txn, keys = self.txn, self.keys
+        aside = keys.strays + packed_text(queue)
+        lo = aside
+        while limit > 0:
+            found = txn.scan(lo, tuples.after(aside), limit)
+            if not found:
+                return
+            _, spec = self.known(found[0][1])
+            of_name = keys.strays + tuples.pack((queue, spec.name))
+            lo = tuples.after(of_name)
+            if names and spec.name not in names:
+                continue
+            for key, packed_seq in found:
+                if not key.startswith(of_name):
+                    break
+                txn.delete(key)
+                _, own = self.known(packed_seq)
+                suspect = is_suspect(own, self.status(packed_seq))
+                places = keys.suspects if suspect else keys.ready
+                txn.put(places + order(own, packed_seq), packed_seq)
+                self.tally.add(queue, "stray", -1)
+                self.tally.add(queue, "suspect" if suspect else "ready")
+                limit -= 1
 
     # -- limits --------------------------------------------------------------------------------
 

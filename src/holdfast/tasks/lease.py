@@ -8,10 +8,13 @@ lease is therefore granted by itself (`rows.is_suspect`): nobody ends DEAD for w
 
 from __future__ import annotations
 
+from itertools import product
+
 import msgspec
 
 from holdfast.codec import Record
 from holdfast.durable.bounds import check_limit, check_name
+from holdfast.errors import Invalid
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.tasks import board, dependents
@@ -19,6 +22,7 @@ from holdfast.tasks.decision import Decision
 from holdfast.tasks.records import Dead, Expired, Extended, Granted
 from holdfast.tasks.rows import (
     FRESH,
+    KINDS,
     Spec,
     Status,
     counts_of,
@@ -76,36 +80,60 @@ class Leased(Record, frozen=True):
 
 @operation
 def lease(
-    txn: Txn, universe: str, worker: str, queues: list[str], limit: int, alone: bool = False
+    txn: Txn,
+    universe: str,
+    worker: str,
+    queues: list[str],
+    limit: int,
+    alone: bool = False,
+    rooms: tuple[int, ...] = (),
+    names: tuple[str, ...] = (),
 ) -> Leased:
-    """Grant up to `limit` tasks, by priority and age, from the queues in turn.
+    """Grant up to `limit` tasks, by priority and age, from the queues in the order given; of each kind
+    up to its room, if `rooms` says so, and only those of `names`, if there are any.
 
     A suspect is granted when asked for `alone`, and then only one of them and nothing beside it.
     """
     decision = Decision(txn, universe)
-    granted = grant(decision, worker, queues, limit, alone)
+    granted = grant(decision, worker, queues, limit, alone, rooms, frozenset(names))
     decision.close()
     return granted
 
 
-def grant(decision: Decision, worker: str, queues: list[str], limit: int, alone: bool) -> Leased:
+def grant(
+    decision: Decision,
+    worker: str,
+    queues: list[str],
+    limit: int,
+    alone: bool,
+    rooms: tuple[int, ...],
+    names: frozenset[str],
+) -> Leased:
     check_name("worker", worker)
     check_limit(limit)
     limit = min(limit, LEASE_BATCH_MAX)
     for queue in queues:
         check_name("queue", queue)
+    left = list(rooms) or [limit] * len(KINDS)
+    if len(left) != len(KINDS):
+        raise Invalid(what="rooms", found=list(rooms), why="one for each kind, or none")
     sweep(decision, limit + SWEEP_EXTRA)
     grants: list[Grant] = []
     suspects = False
+    for queue in queues:
+        decision.recall(queue, names, limit)
     if alone and limit:
-        for queue in queues:
-            _grant_from(decision, worker, queue, 1, grants, suspects=True)
+        for queue, kind in product(queues, KINDS):
+            _grant_from(decision, worker, queue, kind, 1, grants, names, suspects=True)
             if grants:
                 break
     if not grants:
-        for queue in queues:
-            if len(grants) < limit:
-                _grant_from(decision, worker, queue, limit - len(grants), grants, suspects=False)
+        for queue, kind in product(queues, KINDS):
+            had = len(grants)
+            room = min(limit - had, left[kind])
+            if room > 0:
+                _grant_from(decision, worker, queue, kind, room, grants, names, suspects=False)
+                left[kind] -= len(grants) - had
     if not alone:
         # Of a queue without room there is nobody to make room for.
         txn, keys = decision.txn, decision.keys
@@ -121,8 +149,10 @@ def _grant_from(
     decision: Decision,
     worker: str,
     queue: str,
+    kind: int,
     limit: int,
     grants: list[Grant],
+    names: frozenset[str],
     *,
     suspects: bool,
 ) -> None:
@@ -132,7 +162,7 @@ def _grant_from(
     if limit <= 0:
         return
     place = "suspect" if suspects else "ready"
-    lane = (keys.suspects if suspects else keys.ready) + packed_text(queue)
+    lane = (keys.suspects if suspects else keys.ready) + packed_text(queue) + pack_int(kind)
     bodies, statuses = keys.bodies, keys.statuses
     get, put, delete = txn.get, txn.put, txn.delete
     # Leases of equal length are one batch: one number, one row to find them by when they are overdue.
@@ -156,6 +186,10 @@ def _grant_from(
             assert row is not None, "an index names a task that is not there"
             body = decode_body(row)
             spec = spec_of(txn, keys, body.spec)
+            if names and spec.name not in names:
+                decision.stray(key, packed_seq, body, spec, place)
+                parked += 1
+                continue
             if body.limit and not decision.begin_limited(spec, body.limit, limits.per_key):
                 decision.park(key, packed_seq, body, spec, place)
                 parked += 1
@@ -341,6 +375,8 @@ def live(status: Status, lease: int, now_ns: int) -> bool:
 def next_due_ns(txn: Txn, universe: str) -> int | None:
     """When a task comes up, or a lease may run out, by store time; None for nothing in sight."""
     keys = keys_of(universe)
+    if txn.scan(keys.ended, tuples.after(keys.ended), 1):
+        return 0  # dependents that nobody has told yet
     times = [
         int_at(key, len(prefix))
         for prefix in (keys.delayed, keys.expiries)

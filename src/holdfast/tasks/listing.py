@@ -86,7 +86,12 @@ def _walk(
 ) -> Iterator[tuple[_Place, bytes, int]]:
     """The tasks that are worth a look, after a place: the place of each, its seq, and its lease if the
     index knows: of those that have been leased again meanwhile, only the last one counts."""
-    indexes = {"ready": keys.ready, "suspect": keys.suspects, "parked": keys.parked}
+    indexes = {
+        "ready": keys.ready,
+        "suspect": keys.suspects,
+        "parked": keys.parked,
+        "stray": keys.strays,
+    }
     if where in indexes:
         space = indexes[where] + (packed_text(queue) if queue else b"")
         for key, packed_seq in _rows(txn, space, start):

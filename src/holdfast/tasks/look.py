@@ -121,6 +121,8 @@ def why(txn: Txn, universe: str, row: TaskRow) -> str:
         return f"others have to complete first: {names}"
     if row.where == "parked":
         return f"{limits.per_key} with the limit {row.body.limit!r} run already, as many as may"
+    if row.where == "stray":
+        return f"no worker that asked for its queue knows a task {spec.name!r}"
     if row.where == "delayed":
         return "its time has not come yet" if not status.attempt else "it is tried again later"
     if row.where in ("ready", "suspect"):
@@ -183,7 +185,7 @@ def offering(txn: Txn, universe: str, names: Iterable[str]) -> list[str]:
         for name in names
         if any(
             txn.scan(lane + packed_text(name), tuples.after(lane + packed_text(name)), 1)
-            for lane in (keys.ready, keys.suspects)
+            for lane in (keys.ready, keys.suspects, keys.strays)
         )
     ]
 
@@ -226,6 +228,8 @@ def _place(txn: Txn, keys: Keys, packed_seq: bytes, body: Body, spec: Spec, stat
         return "ready"
     if txn.get(keys.suspects + here) is not None:
         return "suspect"
+    if txn.get(keys.strays + tuples.pack((spec.queue, spec.name)) + here) is not None:
+        return "stray"
     if status.waits:
         return "blocked"
     not_before_ns = status.not_before_ns or body.not_before_ns

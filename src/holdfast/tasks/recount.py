@@ -81,6 +81,7 @@ def place_of(txn: Txn, keys: Keys, seq: int, task: Task) -> dict[str, bytes]:
         places["delayed"] = keys.delayed + pack_int(not_before_ns) + pack_int(seq)
     if not_before_ns > txn.now_ns:
         return {"delayed": places["delayed"]}
+    places["stray"] = keys.strays + tuples.pack((spec.queue, spec.name)) + here
     if body.limit:
         places["parked"] = keys.parked + tuples.pack((spec.queue, body.limit)) + here
     return places
@@ -115,6 +116,7 @@ def _prefixes(keys: Keys) -> list[tuple[str, bytes]]:
         ("ready", keys.ready),
         ("suspect", keys.suspects),
         ("parked", keys.parked),
+        ("stray", keys.strays),
         ("delayed", keys.delayed),
     ]
 

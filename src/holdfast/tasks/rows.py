@@ -6,9 +6,10 @@ the task is first granted, so a task that nobody has touched has none and is WAI
 
 A task that waits is in one place exactly:
 
-    ready     w <queue> <-priority> <seq>             the next to be granted
-    suspect   y <queue> <-priority> <seq>             one more expiry is its last: granted by itself
-    parked    p <queue> <limit> <-priority> <seq>     as many of its limit are leased as may be
+    ready     w <queue> <kind> <-priority> <seq>      the next to be granted
+    suspect   y <queue> <kind> <-priority> <seq>           one more expiry is its last: granted by itself
+    parked    p <queue> <limit> …                     as many of its limit are leased as may be
+    stray     u <queue> <name> …                      whoever asked knows no task of this name
     delayed   d <not_before> <seq>                    the value is the key that it will have
     blocked   (nowhere)                               others have to end first: `a <other> <seq>`
 """
@@ -31,10 +32,12 @@ pack = codec.pack
 pack_int = tuples.pack_int
 
 # How tasks that are not waiting for anything are told from each other in the counts.
-PLACES = ("ready", "suspect", "parked", "delayed", "blocked")
+PLACES = ("ready", "suspect", "parked", "stray", "delayed", "blocked")
 
 
 TASK_TOPICS = 256
+# Kinds of hands: threads, an event loop, processes.
+THREAD, LOOP, PROCESS = KINDS = range(3)
 
 
 class Spec(Record, frozen=True):
@@ -54,6 +57,8 @@ class Spec(Record, frozen=True):
     # Pauses between attempts: the first, doubled each time, up to the longest.
     backoff_ns: int = S // 10
     backoff_ns_max: int = 60 * S
+    # What kind of hands it takes: each has a lane of its own, so that none waits for another's.
+    kind: int = 0
 
 
 class Body(Record, frozen=True):
@@ -103,9 +108,9 @@ FRESH = Status()
 
 
 def is_suspect(spec: Spec, status: Status) -> bool:
-    """Whether the next lease it outlives would be its last. If it kills its workers, nobody else shall
-    be leased beside it then: so nobody ends DEAD for what another one did."""
-    return status.expiries >= spec.expiries_max - 1
+    """Whether it has outlived a lease, and the next would be its last. If it kills its workers, nobody
+    else shall be leased beside it then. One that has had no chance yet may be leased with others."""
+    return 0 < status.expiries >= spec.expiries_max - 1
 
 
 class Limits(Record, frozen=True):
@@ -127,10 +132,11 @@ class Counts(Record, frozen=True):
     completed: int = 0
     failed: int = 0
     dead: int = 0
+    stray: int = 0
 
     @property
     def waiting(self) -> int:
-        return self.ready + self.suspect + self.parked + self.delayed + self.blocked
+        return sum(getattr(self, place) for place in PLACES)
 
 
 class Keys:
@@ -149,6 +155,7 @@ class Keys:
         self.ready = space("w")
         self.suspects = space("y")
         self.parked = space("p")
+        self.strays = space("u")
         self.delayed = space("d")
         self.dependents = space("a")
         self.ended = space("e")
@@ -186,13 +193,13 @@ def packed_text(text: str) -> bytes:
 
 
 def order(spec: Spec, packed_seq: bytes) -> bytes:
-    """The place of a task in its queue: queue, priority, seq."""
-    return _lane(spec.queue, spec.priority) + packed_seq
+    """The place of a task in its queue: queue, kind, priority, seq."""
+    return lane(spec.queue, spec.kind, spec.priority) + packed_seq
 
 
 @lru_cache(4096)
-def _lane(queue: str, priority: int) -> bytes:
-    return tuples.pack((queue, -priority))
+def lane(queue: str, kind: int, priority: int) -> bytes:
+    return tuples.pack((queue, kind, -priority))
 
 
 # Specs are named by their hash, so what is remembered of one is true for any store.

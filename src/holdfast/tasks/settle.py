@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from enum import IntEnum
 
-from holdfast.clock import S
 from holdfast.codec import Record
 from holdfast.config import (
     BLOB_THRESHOLD_BYTES,
@@ -49,8 +48,6 @@ class End(IntEnum):
     EXITED = 3
     # It was not begun: given back, and counted as nothing.
     RELEASED = 4
-    # The worker knows no task of this name: another may, or will after its next release.
-    UNKNOWN = 5
 
 
 class Answer(IntEnum):
@@ -65,10 +62,7 @@ _COUNTS = {
     End.REFUSED: "failure",
     End.EXITED: "expiry",
     End.RELEASED: "",
-    End.UNKNOWN: "",
 }
-# A task that its worker does not know is looked at again after this long, by whoever is there then.
-UNKNOWN_PAUSE_NS = 5 * S
 
 
 class Report(Record, frozen=True):
@@ -107,11 +101,13 @@ def turn(
     queues: list[str],
     limit: int,
     alone: bool = False,
+    rooms: tuple[int, ...] = (),
+    names: tuple[str, ...] = (),
 ) -> Turned:
     """`settle` and `lease` in one commit."""
     decision = Decision(txn, universe)
     answers = _settle(decision, worker, generation, reports)
-    granted = grant(decision, worker, queues, limit, alone)
+    granted = grant(decision, worker, queues, limit, alone, rooms, frozenset(names))
     decision.close()
     return Turned(answers, granted)
 
@@ -185,7 +181,7 @@ def _fail(
     error = report.error[:ERROR_TEXT_CHARS_MAX]
     failures = was.failures + (counts == "failure")
     final = end == End.REFUSED or (counts == "failure" and failures >= spec.attempts)
-    not_before_ns = now_ns + UNKNOWN_PAUSE_NS if end == End.UNKNOWN else 0
+    not_before_ns = 0
     if counts and not final:
         tries = failures + was.expiries + (counts == "expiry")
         backoff = Backoff(spec.backoff_ns, 2.0, spec.backoff_ns_max)

@@ -8,9 +8,14 @@ must complete before it is begun.
 from __future__ import annotations
 
 from holdfast.codec import Record
-from holdfast.config import BLOB_THRESHOLD_BYTES, MESSAGE_BYTES_MAX, QUEUE_PRIORITY_MAX
+from holdfast.config import (
+    BLOB_THRESHOLD_BYTES,
+    KEY_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
+    QUEUE_PRIORITY_MAX,
+)
 from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
-from holdfast.errors import Invalid, KeyConflict, NotFound, ValueTooLarge
+from holdfast.errors import Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.tasks import board, dependents
@@ -18,10 +23,13 @@ from holdfast.tasks.decision import Decision
 from holdfast.tasks.records import Created, Dead, digest_of
 from holdfast.tasks.rows import (
     FRESH,
+    KINDS,
     Body,
+    Keys,
     Spec,
     Status,
     is_suspect,
+    lane,
     pack,
     pack_int,
     put_spec,
@@ -65,12 +73,17 @@ def submit_all(
         check_spec(spec)
     _check_order(new)
     decision = Decision(txn, universe)
+    for spec in specs:
+        _check_keys(decision.keys, spec)
+    for at, one in zip(spec_of_each, new, strict=True):
+        if one.limit or one.key:
+            _check_keys(decision.keys, specs[at], one.limit, one.key)
     keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
     names = [put_spec(txn, keys, spec) for spec in specs]
     # The usual task is ready at once: its queue, its priority, and nothing else to look at.
     alone = [is_suspect(spec, FRESH) for spec in specs]
     lanes = [
-        (keys.suspects if by_itself else keys.ready) + tuples.pack((spec.queue, -spec.priority))
+        (keys.suspects if by_itself else keys.ready) + lane(spec.queue, spec.kind, spec.priority)
         for spec, by_itself in zip(specs, alone, strict=True)
     ]
     put, bodies = txn.put, keys.bodies
@@ -163,6 +176,8 @@ def check_spec(spec: Spec) -> None:
     for what in ("attempts", "expiries_max"):
         if not 1 <= getattr(spec, what) <= 1_000_000:
             raise Invalid(what=what, found=getattr(spec, what), min=1, max=1_000_000)
+    if spec.kind not in KINDS:
+        raise Invalid(what="kind", found=spec.kind, expected=list(KINDS))
     if not -QUEUE_PRIORITY_MAX <= spec.priority <= QUEUE_PRIORITY_MAX:
         raise Invalid(what="priority", found=spec.priority, max=QUEUE_PRIORITY_MAX)
 
@@ -182,6 +197,24 @@ def _check_order(new: list[New]) -> None:
             check_name("key", one.key)
         if one.limit:
             check_name("limit_key", one.limit)
+
+
+def _check_keys(keys: Keys, spec: Spec, limit: str = "", key: str = "") -> None:
+    """Whether every row that the task may ever need has a key that can be stored: each name is within
+    its bounds, but a key holds several of them."""
+    longest = max(
+        len(keys.parked) + len(tuples.pack((spec.queue, limit, spec.queue))),
+        len(keys.strays) + len(tuples.pack((spec.queue, spec.name, spec.queue))),
+        len(keys.keys) + len(tuples.pack((spec.name, key))),
+    )
+    if longest + _NUMBERS_BYTES > KEY_BYTES_MAX:
+        raise KeyTooLarge(
+            what="task", name=spec.name, bytes=longest + _NUMBERS_BYTES, bytes_max=KEY_BYTES_MAX
+        )
+
+
+# A kind, a priority and a seq, at their longest.
+_NUMBERS_BYTES = 27
 
 
 def _check_known(decision: Decision, seq: int, others: tuple[int, ...]) -> None:

@@ -1,7 +1,7 @@
 """Long polls: requests that wait for a task to do, or for one to end, without a thread each and without
 asking again and again.
 
-Those who ask for the same queues stand in one line. A ring lets the first of a line look; if it finds
+Those who ask for the same stand in one line. A ring lets the first of a line look; if it finds
 something, it lets the next one look, so a hundred waiting requests cost one look per task and not a
 hundred. A ring that comes while somebody looks is not lost: lines count their rings.
 
@@ -87,8 +87,9 @@ class Bell:
         self._loop = loop
         self._own_topic = f"tasks/{universe}/http/{clock.entropy(8).hex()}"
         self._closed = False
-        # Lines by the queues, and by the seq of the task, that they wait for. Changed in the loop only.
-        self._queues: dict[tuple[str, ...], Line] = {}
+        # Lines by the queues and names, and by the seq of the task, that they wait for. Changed in the
+        # loop only.
+        self._queues: dict[tuple[frozenset[str], frozenset[str]], Line] = {}
         self._tasks: dict[int, Line] = {}
         # What the listener listens to: what somebody waits for, and some of what somebody did.
         self._topics: set[str] = set()
@@ -100,6 +101,7 @@ class Bell:
     async def lease(
         self,
         queues: Iterable[str],
+        names: Iterable[str],
         wait_s: float,
         attempt: Callable[[], Awaitable[Leased]],
         gone: Gone,
@@ -109,8 +111,8 @@ class Bell:
         if found.grants or wait_s <= 0:
             return found
         until_s = self._loop.time() + wait_s
-        key = tuple(queues)
-        with self._standing(self._queues, key, map(self._keys.queue_topic, key)) as line:
+        key = (frozenset(queues), frozenset(names))
+        with self._standing(self._queues, key, map(self._keys.queue_topic, key[0])) as line:
             try:
                 while not self._closed:
                     seen = line.rings
@@ -181,12 +183,12 @@ class Bell:
 
     def _wanted(self) -> set[str]:
         """The topics of those who wait now."""
-        queues = {self._keys.queue_topic(name) for key in self._queues for name in key}
+        queues = {self._keys.queue_topic(name) for key, _ in self._queues for name in key}
         return queues | {self._keys.task_topic(seq) for seq in self._tasks}
 
     def _ring(self, queues: list[str] | None, ended: list[int]) -> None:
-        for key, line in list(self._queues.items()):
-            if queues is None or not set(queues).isdisjoint(key):
+        for (key, _), line in list(self._queues.items()):
+            if queues is None or not key.isdisjoint(queues):
                 line.ring()
         for seq in ended:
             if seq in self._tasks:
@@ -221,12 +223,12 @@ class Bell:
         heard = store.wait([self._own_topic, *self._topics], since, rest_s)
         if self._ended.is_set():
             return heard
-        names = {name for key in list(self._queues) for name in key}
+        queues = {name for key, _ in list(self._queues) for name in key}
         ended = store.read(ended_of, universe, list(self._tasks))
         if due_ns is not None and store.now_ns() >= due_ns:
             found: list[str] | None = None  # whoever looks first puts in order what is due
         else:
-            found = store.read(offering, universe, names)
+            found = store.read(offering, universe, queues)
         if found is None or found or ended:
             self._loop.call_soon_threadsafe(self._ring, found, ended)
         return heard

@@ -47,6 +47,8 @@ class Submission(Document):
 class LeaseRequest(Document):
     worker: str
     queues: list[str] = field(default_factory=lambda: ["default"])
+    # Only tasks of these names, if there are any.
+    names: list[str] = field(default_factory=list)
     limit: int = 1
     wait_s: float = 0.0
     # Whether it may be one that is granted by itself only, because it may have killed its workers.

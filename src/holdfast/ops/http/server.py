@@ -82,6 +82,7 @@ class HttpServer:
 
     def start(self) -> None:
         """Returns when it listens."""
+        assert self._thread is None, "a server starts once"
         self._thread = threading.Thread(target=self._run, name="holdfast-http", daemon=True)
         self._thread.start()
         self._started.wait()

@@ -32,6 +32,7 @@ from holdfast.tasks.lease import LEASE_BATCH_MAX
 
 WAIT_S_MAX = 60.0
 QUEUES_MAX = 100
+NAMES_MAX = 1_000
 PROGRESS_BYTES_MAX = 4096
 _ENDS = {
     "failed": End.FAILED,
@@ -65,6 +66,8 @@ class Work:
         asked = decode(LeaseRequest, call.body)
         if not 1 <= len(asked.queues) <= QUEUES_MAX:
             raise Invalid(what="queues", found=len(asked.queues), min=1, max=QUEUES_MAX)
+        if len(asked.names) > NAMES_MAX:
+            raise Invalid(what="names", found=len(asked.names), max=NAMES_MAX)
         if not 1 <= asked.limit <= LEASE_BATCH_MAX:
             raise Invalid(what="limit", found=asked.limit, min=1, max=LEASE_BATCH_MAX)
         check_wait(asked.wait_s)
@@ -72,10 +75,17 @@ class Work:
 
         def attempt() -> Awaitable[Leased]:
             return store.submit(
-                tasks.lease, universe, asked.worker, asked.queues, asked.limit, asked.alone
+                tasks.lease,
+                universe,
+                asked.worker,
+                asked.queues,
+                asked.limit,
+                asked.alone,
+                (),
+                tuple(asked.names),
             )
 
-        leased = await self._bell.lease(asked.queues, asked.wait_s, attempt, call.gone)
+        leased = await self._bell.lease(asked.queues, asked.names, asked.wait_s, attempt, call.gone)
         generation, now_ns = store.generation, store.now_ns()
         document = {
             "tasks": [_granted(grant, generation, now_ns) for grant in leased.grants],

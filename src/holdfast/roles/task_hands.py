@@ -1,0 +1,211 @@
+"""The hands of a task worker: a crew of threads, an event loop, a crew of processes.
+
+Each is hired when the app has tasks for it. Tasks say which kind of hands they take when they are
+submitted, so a worker leases of each kind as many as its crew will begin within moments, and nobody
+waits for hands that he does not need.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from holdfast.clock import MS, Clock, S
+from holdfast.roles.task_child import Children
+from holdfast.roles.task_run import Ended, TaskCode, TaskRun, attempt, attempt_async, ended_by
+from holdfast.runner.crew import Crew, Tasks, Threads
+from holdfast.tasks.lease import LEASE_BATCH_MAX
+from holdfast.tasks.rows import KINDS, LOOP, PROCESS, THREAD
+
+COROUTINES = 200
+HAND_BACK_NS = 1_000 * MS
+# How long coroutines that are cancelled have to clean up when their worker leaves.
+WIND_UP_S = 1.0
+# An event loop that has not come to anything new for this long is blocked.
+LOOP_S = 30.0
+
+
+class Hands:
+    """The crews: threads, an event loop, processes. Each is hired when the app has tasks for it."""
+
+    def __init__(
+        self,
+        codes: Mapping[str, TaskCode],
+        concurrency: int,
+        processes: int,
+        ring: Callable[[], None],
+        clock: Clock,
+    ) -> None:
+        def began(run: TaskRun) -> None:
+            return
+
+        self._crews: dict[int, Crew] = {}
+        self._clock = clock
+        # Kinds whose work had to be given back unbegun.
+        self._stalled: set[int] = set()
+        self._beat_ns = 0
+        self._closing = False
+        self._children = Children()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        kinds = {kind_of(code) for code in codes.values()}
+        if THREAD in kinds:
+            self._crews[THREAD] = Threads(
+                concurrency,
+                lambda run: attempt(run, clock),
+                name="holdfast-task",
+                began=began,
+                done=ring,
+                clock=clock,
+                ahead_max=LEASE_BATCH_MAX,
+            )
+        if PROCESS in kinds:
+            self._crews[PROCESS] = Threads(
+                processes,
+                lambda run: self._children.attempt(run, clock),
+                name="holdfast-task-process",
+                began=began,
+                done=ring,
+                clock=clock,
+                ahead_max=LEASE_BATCH_MAX,
+            )
+        if LOOP in kinds:
+            self._loop = asyncio.new_event_loop()
+            self._looping = threading.Thread(
+                target=self._loop.run_forever, name="holdfast-task-loop", daemon=True
+            )
+            self._looping.start()
+            self._crews[LOOP] = Tasks(
+                COROUTINES,
+                lambda run: attempt_async(run, clock),
+                self._loop,
+                began=began,
+                done=ring,
+                clock=clock,
+                ahead_max=LEASE_BATCH_MAX,
+                failed=ended_by,
+            )
+
+    @property
+    def busy(self) -> bool:
+        return any(crew.busy for crew in self._crews.values())
+
+    @property
+    def spent(self) -> bool:
+        """Whether a crew has no hands any more: its functions never came back, or its event loop has
+        not for `LOOP_S`, for something blocks it or has ended it."""
+        return any(crew.spent for crew in self._crews.values()) or self._loop_lost()
+
+    def _loop_lost(self) -> bool:
+        if self._loop is None or self._closing:
+            return False
+        if not self._looping.is_alive():
+            return True
+        now_ns, asked_ns = self._clock.mono_ns(), self._beat_ns
+        if asked_ns:
+            return now_ns - asked_ns > LOOP_S * S
+        # Asked now, and answered when the loop comes to it.
+        self._beat_ns = now_ns
+        self._loop.call_soon_threadsafe(self._answered)
+        return False
+
+    def _answered(self) -> None:
+        self._beat_ns = 0
+
+    @property
+    def line(self) -> int:
+        return sum(crew.line for crew in self._crews.values())
+
+    @property
+    def finished(self) -> bool:
+        return any(crew.has_finished for crew in self._crews.values())
+
+    @property
+    def rooms(self) -> tuple[int, ...]:
+        """How many more tasks of each kind may be leased. Who has no hands at all takes one of any,
+        to say that he does not know it."""
+        if not self._crews:
+            return (1,) * len(KINDS)
+        found = [0] * len(KINDS)
+        for kind, crew in self._crews.items():
+            room = max(crew.room, 0)
+            # Hands that let work wait for too long show first that they are back.
+            found[kind] = min(room, 1) if kind in self._stalled else room
+        return tuple(found)
+
+    @property
+    def rest_s(self) -> float:
+        """How long the crews may be left to themselves."""
+        if any(crew.standing for crew in self._crews.values()):
+            return 0.005
+        return HAND_BACK_NS / S if self.busy else float("inf")
+
+    def give(self, runs: Sequence[TaskRun]) -> None:
+        by_kind: dict[int, list[TaskRun]] = {}
+        for run in runs:
+            by_kind.setdefault(kind_of(run.code), []).append(run)
+        for kind, given in by_kind.items():
+            self._crews[kind].give(given)
+
+    def collect(self) -> list[Ended]:
+        found: list[Ended] = []
+        for kind, crew in self._crews.items():
+            ended = crew.collect()
+            if ended:
+                self._stalled.discard(kind)
+                found += ended
+        return found
+
+    def overdue(self) -> list[TaskRun]:
+        """What no hand has begun for too long: it is not ours any more."""
+        found: list[TaskRun] = []
+        for kind, crew in self._crews.items():
+            late = crew.overdue(HAND_BACK_NS)
+            if late:
+                self._stalled.add(kind)
+                found += late
+        return found
+
+    def waiting(self) -> list[TaskRun]:
+        return [run for crew in self._crews.values() for run in crew.waiting()]
+
+    def drop(self, run: TaskRun) -> None:
+        run.dropped = True
+        self._crews[kind_of(run.code)].drop(run)
+
+    def nudge(self) -> None:
+        for crew in self._crews.values():
+            crew.nudge()
+
+    def close(self) -> None:
+        self._closing = True
+        for crew in self._crews.values():
+            crew.close()
+        self._children.close()
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(_wind_up, self._loop)
+            self._looping.join(WIND_UP_S)
+            if not self._looping.is_alive():
+                self._loop.close()
+
+
+def _wind_up(loop: asyncio.AbstractEventLoop) -> None:
+    """End a loop once its coroutines had the chance to clean up."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        if not task.cancelling():
+            task.cancel()
+
+    async def end() -> None:
+        if left:
+            await asyncio.wait(left, timeout=WIND_UP_S)
+        loop.stop()
+
+    task = loop.create_task(end())
+    task.add_done_callback(left.discard)  # which also keeps it from being collected
+
+
+def kind_of(code: TaskCode) -> int:
+    if code.asynchronous:
+        return LOOP
+    return PROCESS if code.isolation == "process" else THREAD

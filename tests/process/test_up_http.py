@@ -1,0 +1,119 @@
+"""`holdfast up --http` in real processes: where it listens, when it does not start, how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.ops.http.guard import TOKEN_VARIABLE
+from tests.process.watch import assert_nobody_is_left
+from tests.processes import Proc
+
+APP = "import holdfast as hf\n\n@hf.task\ndef double(n: int) -> int:\n    return 2 * n\n\napp = hf.App('shop', tasks=[double])\n"
+LINGER_S = 3.0
+
+Up = Callable[..., Proc]
+
+pytestmark = pytest.mark.timeout(60)
+
+
+@pytest.fixture
+def up(tmp_path: Path) -> Iterator[Up]:
+    (tmp_path / "shop.py").write_text(APP, encoding="utf-8")
+    started: list[Proc] = []
+
+    def up(*options: str, ready: str | None = "ready", token: str = "") -> Proc:
+        argv = [sys.executable, "-m", "holdfast.cli", "up", "shop:app", "--store", "data", *options]
+        started.append(Proc.spawn(argv, ready=ready, cwd=tmp_path, env={TOKEN_VARIABLE: token}))
+        return started[-1]
+
+    yield up
+    for proc in started:
+        proc.close()
+    assert_nobody_is_left(tmp_path / "data", LINGER_S)
+
+
+def call(proc: Proc, method: str, path: str, document: Any = None) -> Any:
+    host, _, port = proc.lines[0].rpartition("://")[2].rstrip('"}').rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=50)
+    try:
+        body = None if document is None else json.dumps(document)
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def test_a_task_that_comes_by_http_is_done_by_the_app(up: Up) -> None:
+    proc = up("--http", "127.0.0.1:0", "--worker", "one")
+    assert proc.lines[0].startswith("ready one http://127.0.0.1:")
+    made = call(proc, "POST", "/v1/tasks", {"name": "double", "args": [21]})
+    assert call(proc, "GET", f"/v1/tasks/{made['id']}?wait_s=30")["result"] == 42
+    assert call(proc, "GET", "/readyz")["ready"] is True
+
+
+def test_the_ready_line_as_json_says_where(up: Up) -> None:
+    proc = up("--http", "127.0.0.1:0", "--json", ready='{"ready"')
+    assert json.loads(proc.lines[0])["http"].startswith("http://127.0.0.1:")
+
+
+def test_without_the_option_nobody_listens(up: Up) -> None:
+    assert "http" not in up("--worker", "one").lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "token", "code"),
+    [
+        (["--http", "0.0.0.0:0"], "", "no_token"),
+        (["--http", "localhost:x"], "", "invalid"),
+        (["--http", "127.0.0.1:0"], "short", "invalid"),
+        (["--http", "127.0.0.1:0", "--http-token-file", "none"], "", "not_found"),
+        (["--http-name", "here"], "", "invalid"),
+    ],
+)
+def test_a_server_that_may_not_listen_starts_nothing(
+    up: Up, tmp_path: Path, options: list[str], token: str, code: str
+) -> None:
+    proc = up(*options, ready=None, token=token)
+    assert proc.wait() == 1
+    [line] = proc.errors
+    assert line.startswith(f"holdfast: {code}: ")
+    assert not (tmp_path / "data").exists()
+
+
+def test_a_port_that_is_taken_ends_the_process(up: Up) -> None:
+    port = up("--http", "127.0.0.1:0").lines[0].rpartition(":")[2]
+    second = up("--http", f"127.0.0.1:{port}", ready=None)
+    assert second.wait() == 1
+    [line] = second.errors
+    assert "in use" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_answers_who_waits_and_ends(up: Up, number: signal.Signals) -> None:
+    proc = up("--http", "127.0.0.1:0", "--role", "orchestrator")
+    asked = {"worker": "w", "wait_s": 50}
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", asked)
+        made = call(proc, "POST", "/v1/tasks", {"name": "double", "args": [1]})
+        [granted] = waiting.result(20)["tasks"]
+        assert granted["id"] == made["id"]
+        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", asked)
+        # Behind it on its way: once this is answered, that one waits.
+        assert call(proc, "GET", "/v1/queues")["queues"][0]["leased"] == 1
+        os.kill(proc.pid, number)
+        assert proc.wait() == 0
+        assert proc.errors == []
+        with contextlib.suppress(ConnectionError, http.client.HTTPException, KeyError):
+            # Or it came when the door was closed already, and was told so.
+            assert waiting.result(20)["tasks"] == []
