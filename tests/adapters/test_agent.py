@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.adapters import agent as adapter
 from holdfast.adapters.agent import TEXT_BYTES_MAX, Sent, Typist, check_text, marked
+from holdfast.adapters.errors import Unavailable
 from holdfast.adapters.tmux import Tmux
 from holdfast.authority.dispatch import mark_of
 from holdfast.authority.outcome import DispatchOutcomeReason as Why
@@ -263,6 +264,26 @@ def test_a_tmux_that_refuses_is_a_failed_send(
     sent = typist.send("worker", "hello", CLAUDE, MARK)
     assert sent.reason is Why.SEND_FAILED
     assert "find pane" in sent.detail
+    assert agent.submitted == []
+
+
+def test_a_pane_that_cannot_be_locked_is_a_failed_send(
+    tmux: TmuxServer, typist: Typist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmux.agent("worker")
+    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
+    assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.SEND_FAILED
+    assert agent.submitted == []
+
+
+def test_a_pane_that_another_types_into_for_long_is_busy(
+    tmux: TmuxServer, typist: Typist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = tmux.agent("worker")
+    monkeypatch.setattr(adapter, "LOCK_S", 0.2)
+    with typist._alone(agent.pane_id), pytest.raises(Unavailable) as error:
+        Typist(Tmux(tmux.socket)).send("worker", "hello", CLAUDE, MARK)
+    assert error.value.retryable
     assert agent.submitted == []
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import codec
+from holdfast.cli import task_selection
 from holdfast.clock import S
+from holdfast.errors import NotFound
 from holdfast.store.api import Store
 from holdfast.tasks import coordinator
 from holdfast.tasks.coordinator import End, New, Report
+from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.rows import Limits, Spec, keys_of, limits_of
 from tests.cli.conftest import Run
 
@@ -236,6 +240,36 @@ def test_redrive_keeps_its_rate(
     assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
     wrong = run("tasks", "redrive", "--all", "--rate", "0", "--store", path)
     assert wrong.error.startswith("invalid: ")
+
+
+def test_an_interrupt_ends_it_between_two_commits_and_says_so(
+    run: Run, path: Path, store: Store, shop: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "holdfast.clock.SystemClock.sleep", lambda *_: signal.raise_signal(signal.SIGINT)
+    )
+    ran = run("tasks", "redrive", "--all", "--rate", "1", "--store", path)
+    assert ran.code == 130
+    first, last = ran.out.splitlines()
+    assert first == f"{shop['failed']} → 1-8"
+    assert last.startswith("stopped: ")
+    rest = run("tasks", "redrive", "--all", "--store", path, "--json").document
+    assert [one["id"] for one in rest["redriven"]] == [shop["dead"]]
+
+
+def test_what_is_forgotten_meanwhile_stops_no_other(store: Store, shop: dict[str, str]) -> None:
+    done = task_selection.Done()
+    gone = TaskId(1, 99)
+
+    def redrive(some: list[TaskId]) -> list[int]:
+        made: list[int] = store.transact(coordinator.redrive, SHOP, [task.seq for task in some])
+        return made
+
+    wanted = [parse_task(shop["failed"]), gone, parse_task(shop["dead"])]
+    task_selection.take(redrive, wanted, done, named=False)
+    assert [str(task) for task, _ in done.made] == [shop["failed"], shop["dead"]]
+    with pytest.raises(NotFound):
+        task_selection.take(redrive, wanted, done, named=True)
 
 
 def test_a_task_that_waits_is_not_redriven(

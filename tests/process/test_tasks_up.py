@@ -63,11 +63,8 @@ def test_it_serves_the_queues_it_is_given_and_no_other(up: Up, rt: Runtime) -> N
 @pytest.mark.parametrize(
     ("options", "word"),
     [
-        (("--queues", ""), "queue"),
         (("--queues", "a,,b"), "queue"),
         (("--concurrency", "0"), "concurrency"),
-        (("--concurrency", "-3"), "concurrency"),
-        (("--grace-s", "-1"), "grace"),
         (("--grace-s", "nan"), "grace"),
     ],
     ids=str,
@@ -78,6 +75,14 @@ def test_options_that_cannot_be_are_refused_at_the_start(
     process = up(*options, ready=None)
     assert process.wait() == 1
     assert word in process.errors[-1]
+
+
+def test_an_app_without_tasks_has_no_task_worker(home: Path) -> None:
+    with stores.open(home, limits=LIMITS):
+        argv = [*UP[:-1], "tests.process.counting:app", "--store", str(home), "--role", "task"]
+        with Proc.spawn(argv, ready=None) as process:
+            assert process.wait() == 1
+            assert "tasks" in process.errors[-1]
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.ops.http.guard import TOKEN_VARIABLE
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_nobody_is_left, writer_of
 from tests.processes import Proc
 
 APP = "import holdfast as hf\n\n@hf.task\ndef double(n: int) -> int:\n    return 2 * n\n\napp = hf.App('shop', tasks=[double])\n"
@@ -97,6 +97,24 @@ def test_a_port_that_is_taken_ends_the_process(up: Up) -> None:
     assert second.wait() == 1
     [line] = second.errors
     assert "in use" in line
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_who_waits_outlives_the_writer_of_the_store(
+    up: Up, tmp_path: Path, number: signal.Signals
+) -> None:
+    proc = up("--http", "127.0.0.1:0", "--role", "orchestrator")
+    with ThreadPoolExecutor(1) as pool:
+        asked = {"worker": "w", "queues": ["other"], "wait_s": 50}
+        waiting = pool.submit(call, proc, "POST", "/v1/tasks/lease", asked)
+        call(proc, "POST", "/v1/tasks", {"name": "double", "args": [1]})
+        former = writer_of(tmp_path / "data")
+        former.send(number)
+        task = {"name": "add", "options": {"queue": "other"}}
+        made = call(proc, "POST", "/v1/tasks", task)
+        [granted] = waiting.result(40)["tasks"]
+        assert (granted["id"], granted["attempt"]) == (made["id"], 1)
+        writer_of(tmp_path / "data", other_than=former)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -202,6 +202,8 @@ def test_a_redriven_dispatch_is_a_request_of_its_own(
         (Told("worker", "hello", ""), "cli"),
         (Told("worker", "hello", "claude", {"socket": "a b"}), "socket"),
         (Told("worker", "hello", "claude", {"tries_max": 0}), "tries_max"),
+        (Told("leader", "hello", "other", {"tries_max": 0}), "tries_max"),
+        (Told("leader", "a\x1b[2J", "other"), "text"),
         (Told("worker", "hello", "claude", {"unknown": 1}), "effect arguments"),
     ],
 )

@@ -208,12 +208,16 @@ def test_a_worker_whose_hands_never_come_back_ends_and_says_so() -> None:
 
     with shift(hang) as rig:
         worker = rig.worker(concurrency=1)
-        with pytest.raises(HandsLost):
+
+        def hang_all() -> None:
             for n in range(WRITTEN_OFF_MAX + 10):
                 handle = rig.rt.submit(hang, n)
                 rig.until(lambda n=n: n in gates.inside, "its beginning", worker)
                 handle.cancel()
-        assert n >= WRITTEN_OFF_MAX
+
+        with pytest.raises(HandsLost):
+            hang_all()
+        assert len(gates.inside) >= WRITTEN_OFF_MAX
         gates.open(*range(WRITTEN_OFF_MAX + 10))
 
 

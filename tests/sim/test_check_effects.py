@@ -171,6 +171,7 @@ RIGHT: dict[str, Callable[[], Universe]] = {
     "an effect that is done": done,
     "an effect that is cancelled": cancelled,
     "an effect called twice, with one key": lambda: called(done(), 7, 2),
+    "a call of a life of the store that is over": lambda: called(done(), 7, 2, "0-x", late=True),
     "a timer that waits": slept,
     "a timer that fired": lambda: fired(slept(), 13),
     "a timer of the calendar": lambda: fired(dated(), 4, 107.5, CALENDAR),

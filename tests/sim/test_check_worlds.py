@@ -124,6 +124,7 @@ RELEASED = ["released", "l", "1", "id", 1, 1, 5, 9, ""]
 
 RIGHT: dict[str, Callable[[], Universe]] = {
     "an account": told,
+    "a key that may be forgotten by now": lambda: told().sent(16, 4, paid("p3", 1), "k3"),
     "mail": moved,
     "an effect": ordered,
     "a fork": forked,

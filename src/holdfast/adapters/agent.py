@@ -104,7 +104,7 @@ class Typist:
             with self._alone(found.pane_id) as tmux:
                 typing = _Typing(tmux, self._clock, found.pane_id, cli, mark, dropped)
                 return typing.run(text, begin)
-        except (TmuxFailed, Timeout) as error:
+        except (TmuxFailed, Timeout, OSError) as error:
             return Sent(DispatchOutcomeReason.SEND_FAILED, str(error))
 
     @contextlib.contextmanager

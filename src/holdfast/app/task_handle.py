@@ -103,12 +103,14 @@ class TaskHandle(Generic[T]):
 
     def cancel(self) -> bool:
         """End it, also while it runs; whether it was ended by this."""
-        ended = self._runtime.store.transact(
-            coordinator.cancel, self._runtime.universe, [self._id.seq]
-        )
-        return bool(ended[0])
+        return bool(self._runtime.store.transact(self._cancel)[0])
 
     # -- inside ------------------------------------------------------------------------------------
+
+    def _cancel(self, txn: Txn) -> Any:
+        # By its whole name: after a restore another task may have its number.
+        look.find(txn, self._runtime.universe, self._id)
+        return coordinator.cancel(txn, self._runtime.universe, [self._id.seq])
 
     def _ended(self, txn: Txn) -> look.Seen | None:
         row = look.find(txn, self._runtime.universe, self._id)

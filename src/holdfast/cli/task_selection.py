@@ -88,11 +88,11 @@ def each(
             if not pace.admits(len(some)):
                 done.stopped = True
                 break
-            _willing(act, some, done, named=bool(args.ids))
+            take(act, some, done, named=bool(args.ids))
     return done
 
 
-def _willing(
+def take(
     act: Callable[[list[TaskId]], list[Any]], some: list[TaskId], done: Done, *, named: bool
 ) -> None:
     """Of tasks that were chosen by a condition, one that is forgotten meanwhile stops no other."""
@@ -103,7 +103,7 @@ def _willing(
             raise
         if len(some) > 1:
             for task in some:
-                _willing(act, [task], done, named=False)
+                take(act, [task], done, named=False)
 
 
 def would(store: Store, universe: str, args: argparse.Namespace, among: tuple[str, ...]) -> int:

@@ -302,7 +302,10 @@ def answers(
     except HoldfastError as error:
         for parcel in parcels:
             parcel.refused(error)
-        raise
+        # What became of all of it is the fault of no world.
+        if error.retryable or isinstance(error, CommitUnknown):
+            raise
+        raise Conflict(why=error.code) from error
     told = [None if one is None else from_wire(one) for one in committed.value]
     done = {
         one.token

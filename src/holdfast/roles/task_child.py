@@ -121,7 +121,10 @@ class Child:
             if self._pipe.poll(LOOK_S):
                 what, *rest = msgspec.msgpack.decode(self._pipe.recv_bytes())
                 if what == "end":
-                    return msgspec.convert(rest[0], Report)
+                    report = msgspec.convert(rest[0], Report)
+                    if (report.seq, report.lease) != run.token:
+                        raise EOFError  # it is out of step: nothing it says can be relied on
+                    return report
                 if what == "progress":
                     run.progressed = True
                     run.said = rest[0] if rest[0] is not None else run.said
@@ -175,6 +178,9 @@ def main() -> None:
 
 def serve(pipe: Connection, script: str) -> None:
     """Run what is sent, one after the other, until the parent is gone."""
+    # What a task forks is none of ours: it must not read, nor answer, in our name.
+    me = os.getpid()
+    os.register_at_fork(after_in_child=pipe.close)
     calls: list[bytes] = []
     came = threading.Semaphore(0)
     now: list[_Distant] = []
@@ -211,6 +217,8 @@ def serve(pipe: Connection, script: str) -> None:
             now[:] = [run]
             run.begin(SYSTEM.mono_ns(), SYSTEM)
             report = attempt(run, SYSTEM).report
+            if os.getpid() != me:
+                os._exit(0)
             now.clear()
             run.send("end", report)
 

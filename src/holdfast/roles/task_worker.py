@@ -41,11 +41,13 @@ from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import End, Hold, Leased, Report, Turned
 from holdfast.tasks.lease import LEASE_BATCH_MAX, held_by, holds, next_due_ns
-from holdfast.tasks.look import overdue_retention
+from holdfast.tasks.look import offering, overdue_retention
 from holdfast.tasks.rows import keys_of
 
 CONCURRENCY = 16
 REPORTS_MAX = 2_000
+# Queues that one commit looks into.
+QUEUES_ASKED = 16
 STOP_GRACE_S = 10.0
 STOP_GRACE_S_MAX = 3_600.0
 IDLE_S = 5.0
@@ -115,6 +117,8 @@ class TaskWorker:
         self._unsure = False
         self._lingered = False
         self._turns = 0
+        # Whether the last lease left something behind.
+        self._more = False
         self._due_ns: int | None = None
         self._revocations = 0
         self._suspects = False
@@ -250,6 +254,11 @@ class TaskWorker:
     def _turn(self) -> bool:
         """Report and lease in one commit."""
         limit, alone, rooms = self._wanted()
+        queues = self._offering() if limit and (self._looking or self._reports) else []
+        if limit and not queues:
+            # Nobody has anything for us: looking costs the writer nothing, asking would.
+            self._looking = False
+            limit = 0
         due = self._due_ns is not None and self.store.now_ns() >= self._due_ns
         # What is due is swept also by one who has no room: others may be waiting for it.
         if not self._reports and not (self._looking and limit) and not due:
@@ -266,7 +275,7 @@ class TaskWorker:
             self.owner,
             self.store.generation,
             reports,
-            self._in_turn(),
+            queues,
             limit,
             alone,
             rooms,
@@ -278,10 +287,20 @@ class TaskWorker:
         self._take(turned.leased, limit)
         return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
 
-    def _in_turn(self) -> list[str]:
-        """Our queues, each first in its turn: one that is always full starves no other."""
+    def _offering(self) -> list[str]:
+        """Our queues that have something, each first in its turn: one that is always full starves no
+        other."""
         self._turns = (self._turns + 1) % len(self.queues)
-        return self.queues[self._turns :] + self.queues[: self._turns]
+        queues = self.queues[self._turns :] + self.queues[: self._turns]
+        if self._more and len(queues) <= QUEUES_ASKED:
+            return queues
+        found, self._due_ns = self.store.read(self._look, queues)
+        return found[:QUEUES_ASKED]
+
+    def _look(self, txn: Txn, queues: list[str]) -> tuple[list[str], int | None]:
+        """What is there for us now, and when there may be more."""
+        found = offering(txn, self.universe, queues, self._names)
+        return found, next_due_ns(txn, self.universe)
 
     def _wanted(self) -> tuple[int, bool, tuple[int, ...]]:
         """How many to lease, whether a suspect may be among them, and how many of each kind."""
@@ -328,7 +347,7 @@ class TaskWorker:
         if runs:
             self._hands.give(runs)
         if limit:
-            self._looking = len(leased.grants) >= limit or leased.suspects
+            self._looking = self._more = len(leased.grants) >= limit or leased.suspects
             self._suspects = leased.suspects
         if not limit or not self._looking:
             self._due_ns = self.store.read(next_due_ns, self.universe)

@@ -37,6 +37,8 @@ PARCELS_MAX = 32
 # How long a carrier may leave a parcel alone, and how long it may take to bring it home.
 BEGUN_NS = 250 * MS
 PATIENCE_NS = 2_000 * MS
+# How long a carrier that has left a parcel alone is given no more.
+SHY_NS = 1_000 * MS
 
 
 class Parcel:
@@ -107,6 +109,7 @@ class Post:
         self._ring = ring
         self._under_way: deque[Parcel] = deque()
         self._offer: Parcel | None = None
+        self._shy_until_ns = 0
         # Since when somebody is at it, as far as we know.
         self._used_ns = 0
         # Finished, and too few for a parcel.
@@ -145,6 +148,8 @@ class Post:
         """Hand over what the carrier has something to add to; the rest stays on the desk."""
         if not self.retract():
             room = 0
+        if self._clock.mono_ns() < self._shy_until_ns and not self._kept:
+            return
         desk = self._desk
         bound = PARCEL_MIN * (PARCELS_MAX - len(self._under_way))
         mine, self._kept = self._kept, []
@@ -205,6 +210,8 @@ class Post:
                 continue
             waited_ns = now_ns - parcel.sent_ns
             if waited_ns >= BEGUN_NS or not running:
+                # It is busy with something else: what ends now does not wait for it.
+                self._shy_until_ns = now_ns + SHY_NS
                 if self._carrier.withdraw(parcel):
                     self._under_way.remove(parcel)
                     self._desk.outcomes += parcel.outcomes

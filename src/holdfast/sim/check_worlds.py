@@ -32,6 +32,7 @@ class _Replay:
         self.found: list[Violation] = []
         self._ran_ns = 0
         self._stuck_max = config.get("stuck_max", 0)
+        self._retention_ns = config.get("retention_ns", 0)
         self.model.crowded = config.get("crowded", False)
 
     def step(self, event: Event) -> None:
@@ -71,6 +72,12 @@ class _Replay:
         subject, seq = f"{to['universe']}/{value['world_id']}", value["seq"]
         world, body = self._world(subject), list(ingress.values())
         first = world.keys.get(key) if key is not None else None
+        if first is not None and not value["already"]:
+            if 0 < self._retention_ns < event.at_ns - first[2]:
+                # It may have been forgotten: then it is new, and comes once more.
+                del world.keys[key or ""]
+                world.redriven[id_of(ingress)] += 1
+                first = None
         if first is not None and first[1] != body:
             self._bad("I5", f"{subject}: key {key!r} was taken with another body", event)
         elif first is not None and (first[0] != seq or not value["already"]):
@@ -80,7 +87,7 @@ class _Replay:
                 self._bad("I1", f"{subject}/{seq}: a sequence number was given twice", event)
             world.delivered[seq] = (key, body)
         if key is not None:
-            world.keys.setdefault(key, (seq, body))
+            world.keys.setdefault(key, (seq, body, event.at_ns))
         if event.result == "ok":
             world.known.add(seq)
 

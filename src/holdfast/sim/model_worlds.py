@@ -30,7 +30,8 @@ class World:
     states: list[Plain] = field(default_factory=lambda: [check_app.initial()])
     delivered: dict[int, tuple[str | None, list[Any]]] = field(default_factory=dict)
     known: set[int] = field(default_factory=set)  # acknowledged: somebody relies on it
-    keys: dict[str, tuple[int, list[Any]]] = field(default_factory=dict)
+    # Keys of messages: the number of the first, what it said, and when.
+    keys: dict[str, tuple[int, list[Any], int]] = field(default_factory=dict)
     # What a fork took over of its parent's wishes.
     given: Open = field(default_factory=Open)
     # What keys of effects stand for, by the names of their intents, in whatever generation.

@@ -305,8 +305,70 @@ _LEDGER: dict[str, Sight] = {
     },
 }  # fmt: skip
 
+
+def _granted(fits: Callable[[Plain], bool]) -> Sight:
+    return lambda event: event.op in ("tasks.turn", "tasks.lease") and event.applied and any(
+        fits(grant)
+        for grant in (event.value if event.op == "tasks.lease" else event.value["leased"])["grants"]
+    )
+
+
+def _answered_task(answer: int) -> Sight:
+    return lambda event: (
+        event.op in ("tasks.turn", "tasks.settle")
+        and event.applied
+        and answer in (event.value if event.op == "tasks.settle" else event.value["answers"])
+    )
+
+
+def _some_task(fits: Callable[[Plain], bool]) -> Sight:
+    return lambda event: event.op == "audit" and any(
+        fits(row) for found in event.value.get("tasks", {}).values() for row in found["statuses"].values()
+    )
+
+
+def _placed(place: str) -> Sight:
+    return lambda event: event.op == "audit" and any(
+        found[place] for found in event.value.get("tasks", {}).values()
+    )
+
+
+_TASKS: dict[str, Sight] = {
+    "task: granted again": _granted(lambda grant: grant["attempt"] > 1),
+    "task: suspect granted": _granted(lambda grant: bool(grant["suspect"])),
+    "task: report committed": _answered_task(0),
+    "task: report cancelled": _answered_task(1),
+    "task: report rejected": _answered_task(2),
+    "task: extended": _did("tasks.extend", lambda event: any(event.value)),
+    "task: extension refused": _did("tasks.extend", lambda event: 0 in event.value),
+    "task: cancelled": _did("tasks.cancel", lambda event: True in event.value),
+    "task: cancelled too late": _did("tasks.cancel", lambda event: False in event.value),
+    "task: redriven": _did("tasks.redrive"),
+    **{
+        f"task: {name}": _some_task(lambda row, state=state: row["state"] == state)  # type: ignore[misc]
+        for state, name in ((2, "completed"), (3, "failed"), (4, "dead"))
+    },
+    "task: died of too many expiries": _some_task(lambda row: row["reason"] == "expiries_exhausted"),
+    "task: died of another": _some_task(lambda row: row["reason"] == "dependency_failed"),
+    "task: waits for others": _some_task(lambda row: row["waits"] > 0),
+    **{f"task: in its place, {place}": _placed(place) for place in ("ready", "suspect", "parked", "stray", "delayed")},
+    "task: log cut": lambda event: event.op == "audit" and any(
+        name.startswith("tasks/") and (found["head"] or {"floor": 1})["floor"] > 1
+        for name, found in event.value["journals"].items()
+    ),
+    "task: superseded in making a checkpoint": _did("tasks.add", lambda event: not event.value),
+}  # fmt: skip
+
 # Seen by actors rather than in events.
 _TOLD = {
+    "task: key refused",
+    "task: after one that is none",
+    "task: turn of unknown outcome",
+    "task: late worker told",
+    "task: worker of another generation",
+    "task: forgotten before it was cancelled",
+    "task: not to be redriven",
+    "task: checkpoint made",
     "host fenced",
     "stubborn host refused",
     "renewal withheld for lack of progress",
@@ -355,7 +417,7 @@ _TOLD = {
     "ledger: zombie stopped",
 }
 
-_ALL = {**_SIGHTS, **_EFFECTS, **_WORLDS, **_LEDGER}
+_ALL = {**_SIGHTS, **_EFFECTS, **_WORLDS, **_LEDGER, **_TASKS}
 SOMETIMES: frozenset[str] = frozenset(
     name for name in {*_ALL, *_TOLD} if HAS_LEDGER or not name.startswith("ledger: ")
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from holdfast import codec
 from holdfast.clock import MS, S
 from holdfast.errors import (
     CommitUnknown,
@@ -24,7 +25,7 @@ from holdfast.sim.settings import LEASE_NS, Settings
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import End, Grant, Hold, New, Report
-from holdfast.tasks.rows import Limits, Spec, keys_of
+from holdfast.tasks.rows import Limits, Spec, keys_of, seq_of
 
 TROUBLE = (CommitUnknown, StoreFull, Conflict)
 QUEUES = ("a", "b")
@@ -32,7 +33,7 @@ NAMES = ("work", "play")
 LARGE = b"." * 5000
 # More than there ever is to sweep: the model takes a sweep for a whole one.
 SWEEP = 1000
-_SEQ = keys_of(UNIVERSE).seq
+_KEYS = keys_of(UNIVERSE)
 
 
 def actors(settings: Settings) -> list[Actor]:
@@ -236,7 +237,7 @@ class TaskKeeper(Actor):
         elif life.calm:
             store.transact(tasks.maintain, UNIVERSE, SWEEP)
         elif choice < 6:
-            seqs = self._some(life)
+            seqs = self._next(life) if tape.chance(400) else self._some(life)
             if seqs:
                 store.transact(tasks.cancel, UNIVERSE, seqs)
         elif choice < 8:
@@ -246,9 +247,28 @@ class TaskKeeper(Actor):
         elif choice == 8:
             limits = Limits((0, 0, 2, 1)[tape.draw(4)], (1, 1, 2, 0)[tape.draw(4)])
             store.transact(tasks.limit, UNIVERSE, QUEUES[tape.draw(2)], limits)
+        else:
+            # Whoever was let in by a lease that ended is cancelled before anybody asks for it.
+            running = self._leased(life)
+            if running:
+                store.transact(tasks.cancel, UNIVERSE, running)
+            seqs = self._next(life)
+            if seqs:
+                store.transact(tasks.cancel, UNIVERSE, seqs)
+
+    def _next(self, life: Life) -> list[int]:
+        """Some of those that are about to be granted."""
+        ready: Any = life.store.read(lambda txn: txn.scan(_KEYS.ready, _KEYS.ready + b"\xff", 20))
+        return sorted(seq_of(row) for _, row in ready if life.tape.chance(300))
+
+    def _leased(self, life: Life) -> list[int]:
+        rows: Any = life.store.read(
+            lambda txn: txn.scan(_KEYS.expiries, _KEYS.expiries + b"\xff", 20)
+        )
+        return sorted({seq for _, row in rows for seq in codec.unpack(row)[2]})[:3]
 
     def _some(self, life: Life) -> list[int]:
-        last: Any = life.store.read(lambda txn: txn.count(_SEQ))
+        last: Any = life.store.read(lambda txn: txn.count(_KEYS.seq))
         if not last:
             return []
         # Young ones for the most part: they have not ended.

@@ -6,7 +6,7 @@ are in `listing`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 from holdfast.errors import NotFound
@@ -177,17 +177,27 @@ def queues(txn: Txn, universe: str) -> list[QueueRow]:
     ]
 
 
-def offering(txn: Txn, universe: str, names: Iterable[str]) -> list[str]:
-    """Of these queues, those that have something to be granted."""
+def offering(
+    txn: Txn, universe: str, queues: Iterable[str], names: Collection[str] = ()
+) -> list[str]:
+    """Of these queues, those that have something to be granted to one who knows tasks of these names;
+    without any, to one who knows all."""
     keys = keys_of(universe)
-    return [
-        name
-        for name in names
-        if any(
-            txn.scan(lane + packed_text(name), tuples.after(lane + packed_text(name)), 1)
-            for lane in (keys.ready, keys.suspects, keys.strays)
-        )
-    ]
+    return [queue for queue in queues if _offers(txn, keys, packed_text(queue), names)]
+
+
+def _offers(txn: Txn, keys: Keys, queue: bytes, names: Collection[str]) -> bool:
+    for lane in (keys.ready, keys.suspects):
+        if txn.scan(lane + queue, tuples.after(lane + queue), 1):
+            return True
+    aside = keys.strays + queue
+    lo = aside
+    while found := txn.scan(lo, tuples.after(aside), 1):
+        name = tuples.unpack(found[0][0][len(aside) :])[0]
+        if not names or name in names:
+            return True
+        lo = tuples.after(aside + tuples.pack((name,)))
+    return False
 
 
 def ended_of(txn: Txn, universe: str, seqs: Iterable[int]) -> list[int]:

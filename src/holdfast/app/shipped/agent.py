@@ -17,11 +17,11 @@ only when the agent says so, by `holdfast dispatch deliver MARK` or `hf.agent.de
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from holdfast.adapters.agent import check_text
 from holdfast.adapters.dispatching import (
     TRIES,
     Dispatched,
@@ -31,18 +31,20 @@ from holdfast.adapters.dispatching import (
 )
 from holdfast.adapters.errors import NotConfigured
 from holdfast.app.declare import Call, Effect
-from holdfast.authority.dispatch import DispatchRecord, request_id_of
+from holdfast.authority.dispatch import DispatchRecord, InvalidTransition, request_id_of
 from holdfast.authority.dispatch_log import DispatchLog
-from holdfast.authority.outcome import WorkerCli
+from holdfast.authority.outcome import DispatchOutcomeReason, QueueTransition, WorkerCli
 from holdfast.authority.panes import LEADER, Pane
+from holdfast.authority.replay import ReplayState
 from holdfast.messages import Intent
 from holdfast.roles.doing import Hold
 from holdfast.store.api import Store
 from holdfast.world.context import EffectCall
 
 __all__ = [
-    "LEADER", "Dispatch", "Dispatched", "Options", "WorkerCli", "declare", "delivered", "dispatch",
-    "failed", "set_leader",
+    "LEADER", "Dispatch", "DispatchLog", "DispatchOutcomeReason", "DispatchRecord", "Dispatched",
+    "InvalidTransition", "Options", "QueueTransition", "ReplayState", "WorkerCli", "declare",
+    "delivered", "dispatch", "failed", "set_leader",
 ]  # fmt: skip
 
 KIND = "agent.dispatch"
@@ -79,10 +81,9 @@ class Dispatch(Effect[[str, str, str, Any], Dispatched]):
         wanted = super().call(args, options)
         # What is wrong with it is said to the reducer, before anything waits for a pane.
         request = self._request(wanted.params, "unborn", {})
-        if request.target != LEADER:
-            request.check()
-        else:
-            check_text(request.text, WorkerCli.CLAUDE)
+        # What the leader has running is known only there.
+        leads = request.target == LEADER
+        (replace(request, cli=WorkerCli.CLAUDE) if leads else request).check()
         return wanted
 
     def within(self, store: Store) -> Dispatch:

@@ -1,0 +1,67 @@
+"""Tasks under faults: random seeds, equal on every store, planted bugs."""
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.sim import settings
+from holdfast.sim.checkers import CHECKERS
+from holdfast.sim.mutants import MUTANTS
+from holdfast.sim.run import run_seed
+from holdfast.sim.scheduler import Threads
+from holdfast.sim.settings import Workload
+from holdfast.sim.sometimes import SOMETIMES
+from holdfast.sim.swarm import first_kill
+
+PLANTED = tuple(name for name in MUTANTS if name.startswith("task "))
+# The first seeds catch these; `holdfast sim --mutants` runs all of them, for longer.
+QUICK_SEEDS = 40
+RARE = {
+    "task limit: let in, cancelled, and nobody follows",
+    "task stray: holds up the others of its limit",
+}
+
+
+@pytest.fixture(scope="module")
+def threads() -> Iterator[Threads]:
+    with Threads() as pool:
+        yield pool
+
+
+@pytest.fixture(autouse=True)
+def tasks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings, "WORKLOADS", (Workload.TASKS,))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+def test_random_seeds_of_tasks_break_nothing(threads: Threads) -> None:
+    broken = {}
+    seen: Counter[str] = Counter()
+    for seed in range(12_000, 12_120):
+        result = run_seed(seed, threads=threads)
+        seen.update(result.sometimes)
+        if result.violations:
+            broken[seed] = result.violations[0]
+    assert broken == {}
+    wanted = {name for name in SOMETIMES if name.startswith("task: ")}
+    assert {name for name in wanted if not seen[name]} == set()
+
+
+@pytest.mark.parametrize("seed", range(12_200, 12_206))
+def test_a_seed_of_tasks_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Threads) -> None:
+    memory = run_seed(seed, "memory", threads=threads)
+    lmdb = run_seed(seed, "lmdb", threads=threads)
+    assert memory.history_hash == lmdb.history_hash
+    assert memory.state_hash == lmdb.state_hash
+    assert lmdb.violations == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("name", [name for name in PLANTED if name not in RARE])
+def test_a_bug_planted_in_tasks_is_caught(name: str) -> None:
+    kill = first_kill((name, QUICK_SEEDS))
+    assert kill.seed is not None
+    assert set(kill.checkers) <= CHECKERS.keys()
