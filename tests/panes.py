@@ -25,12 +25,14 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.adapters.tmux import Tmux
 from tests.process.watch import until
 from tests.processes import ROOT
 
 INSTALL = "apt-get install -y tmux"
 AGENT = ROOT / "tests" / "pane_agent.py"
 COLUMNS, ROWS = 80, 24
+PANES_MAX = 50
 _numbers = count(1)
 
 
@@ -111,6 +113,13 @@ class TmuxServer:
         self.run("new-session", "-d", "-s", session, *size, "--", *words)
         return self.run("display-message", "-p", "-t", f"={session}:", "#{pane_id}").strip()
 
+    def clean(self) -> None:
+        """Remove what tmux and typists leave behind."""
+        home = Path(os.environ.get("TMUX_TMPDIR", "/tmp"))
+        (home / f"tmux-{os.getuid()}" / self.socket).unlink(missing_ok=True)
+        for n in range(PANES_MAX):
+            Tmux(self.socket).lock_path(f"%{n}").unlink(missing_ok=True)
+
 
 @contextlib.contextmanager
 def serving() -> Iterator[TmuxServer]:
@@ -124,6 +133,7 @@ def serving() -> Iterator[TmuxServer]:
             yield server
         finally:
             server.run("kill-server")
+            server.clean()
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.authority import dispatch_log, panes, replay
-from holdfast.authority.dispatch import mark_of
+from holdfast.authority.dispatch import DispatchStatus, mark_of
 from holdfast.authority.dispatch_log import DispatchLog
 from holdfast.authority.outcome import DispatchOutcomeReason
 from tests.cli.conftest import Run
@@ -172,6 +172,20 @@ def test_the_log_is_gone_over_again_from_a_height(run: Run, path: Path, rig: Rig
     ran = run("dispatch", "rewind", "0", "--store", path, "--json")
     assert (ran.document["cursor"], ran.document["pending"]) == (0, 1)
     assert run("dispatch", "rewind", "9", "--store", path).code == 1
+
+
+# -- verify ----------------------------------------------------------------------------------------
+
+
+def test_a_sound_log_verifies_and_a_wrong_counter_does_not(
+    run: Run, path: Path, rig: Rig, log: DispatchLog
+) -> None:
+    assert run("verify", "--store", path).code == 0
+    keys = dispatch_log.keys_of(U)
+    rig.store.transact(lambda txn: txn.add(keys.counts[DispatchStatus.FAILED], 1))
+    ran = run("verify", "--store", path)
+    assert ran.code == 1
+    assert any("dispatch" in line and "counters" in line for line in ran.out.splitlines())
 
 
 # -- readiness -------------------------------------------------------------------------------------

@@ -99,7 +99,11 @@ def failed_before(n: int) -> int:
         os.close(fd)
 
 
-app = hf.App("tasking", tasks=[work, doze, apart, poison, poison_apart, long, first])
+app = hf.App(
+    "tasking",
+    tasks=[work, doze, apart, poison, poison_apart, long, first],
+    queues=[hf.Queue("default"), hf.Queue("narrow", concurrency=4, per_key=1)],
+)
 
 if __name__ == "__main__":
     sys.exit("it is run by `holdfast up`")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.panes import INSTALL
+from tests.panes import INSTALL, TmuxServer
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
 from tests.process.watch import assert_nobody_is_left
 from tests.processes import ROOT, Proc
@@ -33,11 +33,12 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PAGE_S + 30)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+def test_the_page_does_what_it_says(tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if shutil.which("tmux") is None:
         pytest.fail(f"tmux is not installed: {INSTALL}", pytrace=False)
     # A server of our own: the page's name for it may be taken on this machine.
     text = PAGE.read_text(encoding="utf-8").replace("holdfast-page", f"holdfast-page-{os.getpid()}")
+    request.addfinalizer(TmuxServer(f"holdfast-page-{os.getpid()}", tmp_path).clean)
     blocks = blocks_of(text)
     for block in blocks:
         if block.file:

@@ -13,6 +13,7 @@ from tests.sim.test_check_effects import WRONG as EFFECTS
 from tests.sim.test_check_worlds import WRONG
 from tests.sim.test_dispatch import BAD as DISPATCHES
 from tests.sim.test_ledger_checkers import BAD as LEDGERS
+from tests.sim.test_task_checkers import WRONG as TASKS
 
 Plain = dict[str, Any]
 
@@ -449,7 +450,7 @@ def test_a_checker_fails_on_a_history_that_breaks_its_predicate(number: str, sto
 
 
 def test_every_checker_has_a_bad_history() -> None:
-    elsewhere = {number for number, _, _ in (*WRONG, *EFFECTS, *LEDGERS)}
+    elsewhere = {number for number, _, _ in (*WRONG, *EFFECTS, *LEDGERS, *TASKS)}
     dispatches = {number for number, _ in DISPATCHES.values()}
     assert BAD.keys() | elsewhere | dispatches == CHECKERS.keys()
 

@@ -14,6 +14,7 @@ import pytest
 from holdfast.sim.check_dispatch import findings
 from holdfast.sim.checkers import CHECKERS
 from holdfast.sim.edits import Mutant
+from holdfast.sim.faults import Fault
 from holdfast.sim.history import History
 from holdfast.sim.mutants_dispatch import DISPATCH
 from holdfast.sim.nemesis import Fate
@@ -21,7 +22,7 @@ from holdfast.sim.run import Result, verdict
 from holdfast.sim.scheduler import Threads
 from holdfast.sim.simulation import Simulation
 from holdfast.sim.tape import Tape
-from holdfast.sim.workload_dispatch import actors, drawn
+from holdfast.sim.workload_dispatch import DispatchSettings, actors, drawn
 
 SEEDS = int(os.environ.get("HOLDFAST_TEST_DISPATCH_SEEDS", "60"))
 MUTANT_SEEDS = 150
@@ -67,6 +68,28 @@ def test_seeds_break_nothing_and_see_what_they_should(threads: Threads) -> None:
         "panes.clear_leader", "crash after", "unknown after", "stall",
     ):  # fmt: skip
         assert seen[what], f"never seen: {what}"
+
+
+BOUNDARIES = 80
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("fault", Fault)
+def test_every_boundary_of_a_small_run_may_fail(threads: Threads, fault: Fault) -> None:
+    """Two pools and a dispatcher, without any fault but this one, at one commit after another."""
+    reached = 0
+    for boundary in range(1, BOUNDARIES + 1):
+        settings = DispatchSettings(steps=500, senders=1, workers=1, operators=1)
+        simulation = Simulation(
+            Tape(7), settings, actors(settings), threads, forced={boundary: fault}
+        )
+        simulation.run()
+        found = verdict(simulation).violations
+        assert not found, f"{fault.value} at boundary {boundary}: {found[:3]}"
+        kinds = {one.args["kind"] for one in simulation.history if one.op == "fault"}
+        reached += fault.value in kinds
+    assert reached == BOUNDARIES
 
 
 @pytest.mark.parametrize("seed", [3, 17])

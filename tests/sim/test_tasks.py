@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.sim import settings
+from holdfast.sim import exhaustive, settings
 from holdfast.sim.checkers import CHECKERS
+from holdfast.sim.faults import Fault
 from holdfast.sim.mutants import MUTANTS
 from holdfast.sim.run import run_seed
 from holdfast.sim.scheduler import Threads
@@ -15,12 +16,9 @@ from holdfast.sim.sometimes import SOMETIMES
 from holdfast.sim.swarm import first_kill
 
 PLANTED = tuple(name for name in MUTANTS if name.startswith("task "))
-# The first seeds catch these; `holdfast sim --mutants` runs all of them, for longer.
-QUICK_SEEDS = 40
-RARE = {
-    "task limit: let in, cancelled, and nobody follows",
-    "task stray: holds up the others of its limit",
-}
+CRASHES = (Fault.CRASH_BEFORE, Fault.CRASH_AFTER, Fault.UNKNOWN_AFTER, Fault.STALL)
+# Most are caught by the first seeds, some take a while.
+SEEDS_MAX = 200
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +58,25 @@ def test_a_seed_of_tasks_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Th
 
 @pytest.mark.slow
 @pytest.mark.timeout(170)
-@pytest.mark.parametrize("name", [name for name in PLANTED if name not in RARE])
+def test_no_single_crash_point_breaks_a_small_run(threads: Threads) -> None:
+    calm, boundaries = exhaustive.run_forced({}, threads=threads, scenario="tasks")
+    assert calm.violations == []
+    assert boundaries > 40
+    broken, hit = [], Counter[str]()
+    for boundary in range(1, boundaries + 1):
+        for fault in CRASHES:
+            result, _ = exhaustive.run_forced({boundary: fault}, threads=threads, scenario="tasks")
+            hit.update(event.op for event in result.history if event.result == "unknown")
+            if result.violations:
+                broken.append((boundary, fault, result.violations[0]))
+    assert broken == []
+    assert {"tasks.submit", "tasks.turn", "tasks.cancel", "tasks.maintain"} <= set(hit)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(170)
+@pytest.mark.parametrize("name", PLANTED)
 def test_a_bug_planted_in_tasks_is_caught(name: str) -> None:
-    kill = first_kill((name, QUICK_SEEDS))
+    kill = first_kill((name, SEEDS_MAX))
     assert kill.seed is not None
     assert set(kill.checkers) <= CHECKERS.keys()

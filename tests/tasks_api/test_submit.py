@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -11,12 +10,14 @@ import pytest
 
 import holdfast as hf
 from holdfast.app.submitting import SUBMIT_BATCH
-from holdfast.errors import Invalid, KeyConflict, NotFound, ValueTooLarge
+from holdfast.clock import SimClock
+from holdfast.errors import Invalid, KeyConflict, NotFound, StoreBusy, ValueTooLarge
+from holdfast.store.local import LocalStore
 from holdfast.tasks.coordinator import CyclicDependency
 from holdfast.tasks.ids import BadTaskId
 from holdfast.tasks.rows import counts_of, keys_of
-from tests.process.watch import until
 from tests.tasks_api.conftest import Open
+from tests.world.rig import FaultyBackend
 
 MODULES = ("holdfast.app.submitting", "holdfast.app.tasks", "holdfast.app.runtime")
 
@@ -478,45 +479,29 @@ def test_submissions_of_many_coroutines_all_arrive(running: Open) -> None:
     assert asyncio.run(all_of_them()) == [2 * n if n % 2 else n + 1 for n in range(200)]
 
 
-class Interrupted(BaseException):
-    pass
+def test_a_store_that_is_busy_is_told_to_all_whose_tasks_it_has_not_taken() -> None:
+    """Whoever is told tries again; so in the end there is one task for each submission."""
+    backend = FaultyBackend()
+    rt: hf.Runtime = hf.App("jobs", tasks=[show]).open(
+        LocalStore("memory:", backend, SimClock()), roles=()
+    )
+    backend.arm({at: StoreBusy() for at in range(1, 200, 3)})
+    refused: list[int] = []
 
+    def submit(thread: int) -> None:
+        for n in range(20):
+            while True:
+                try:
+                    rt.submit(show, thread, n)
+                except StoreBusy:
+                    refused.append(n)
+                else:
+                    break
 
-def test_a_thread_that_is_interrupted_while_it_waits_keeps_nobody_else_waiting(
-    resting: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rt = resting(add)
-    held, let_go = threading.Event(), threading.Event()
-    transact = rt.store.transact
-
-    def slow(*args: Any) -> Any:
-        held.set()
-        assert let_go.wait(30)
-        return transact(*args)
-
-    def interrupt(*_: object) -> None:
-        raise Interrupted
-
-    monkeypatch.setattr(rt.submitter._store, "transact", slow)
-    leader = threading.Thread(target=rt.submit, args=(add, 1))
-    leader.start()
-    assert held.wait(30)
-    before = signal.signal(signal.SIGUSR1, interrupt)
-    main = threading.get_ident()
-
-    def signal_once_it_waits() -> None:
-        until(lambda: rt.submitter._waiting, "that the main thread waits")
-        signal.pthread_kill(main, signal.SIGUSR1)
-
-    try:
-        threading.Thread(target=signal_once_it_waits).start()
-        with pytest.raises(Interrupted):
-            rt.submit(add, 2)
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    let_go.set()
-    leader.join(30)
-    after = threading.Thread(target=rt.submit, args=(add, 3), daemon=True)
-    after.start()
-    after.join(10)
-    assert not after.is_alive(), "it waits for one that is gone"
+    threads = [threading.Thread(target=submit, args=(n,)) for n in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert refused
+    assert waiting(rt) == 160

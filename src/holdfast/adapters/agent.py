@@ -23,11 +23,8 @@ import contextlib
 import fcntl
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from hashlib import sha256
-from pathlib import Path
 
 from holdfast.adapters.errors import Unavailable
 from holdfast.adapters.tmux import Tmux, TmuxFailed, View, in_front, target_of
@@ -111,10 +108,8 @@ class Typist:
     def _alone(self, pane_id: str) -> Iterator[Tmux]:
         """Nobody else on this machine types into the pane meanwhile, not even if we are killed and
         one of our keys is still on its way: the command that carries it holds the lock, too."""
-        name = sha256(f"{self._tmux.socket}\n{pane_id}".encode()).hexdigest()[:16]
-        path = Path(tempfile.gettempdir()) / f"holdfast-pane-{os.getuid()}-{name}.lock"
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        held = os.open(path, flags, 0o600)
+        held = os.open(self._tmux.lock_path(pane_id), flags, 0o600)
         try:
             if not _locked(held):
                 if not _until(self._clock, lambda: _locked(held), LOCK_S):

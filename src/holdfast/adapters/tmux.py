@@ -15,8 +15,10 @@ import os
 import re
 import shlex
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
@@ -100,6 +102,11 @@ class Tmux:
         kept = copy.copy(self)
         kept._kept = files
         return kept
+
+    def lock_path(self, pane_id: str) -> Path:
+        """The file that whoever types into a pane has locked. It stays: one for each pane there was."""
+        name = sha256(f"{self.socket}\n{pane_id}".encode()).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"holdfast-pane-{os.getuid()}-{name}.lock"
 
     def pane(self, target: str) -> PaneState | None:
         """The pane that is meant; None when it is not there."""

@@ -83,7 +83,7 @@ class Runtime:
         self._peers = stores
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
         self.submitter = submitting.Submitter(self.store, self.universe)
-        self.waiting = Waiting(self.store, self.universe)
+        self.waiting = Waiting(self.store, self.universe, self.check)
         self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
         self._queues = queues
         self._concurrency = concurrency

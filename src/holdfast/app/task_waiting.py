@@ -1,17 +1,19 @@
 """Coroutines that wait for tasks: one thread of a runtime listens for all of them.
 
 A wait takes no thread of its own, so any number may be under way, and one that is cancelled leaves
-nothing behind. The thread ends when nobody has waited for a while.
+nothing behind. What is wrong with one wait (its task was forgotten, its event loop is gone) is told to
+that one alone. The thread ends when nobody has waited for a while.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from holdfast.errors import StoreClosed
+from holdfast.errors import NotFound, StoreClosed
 from holdfast.store.api import Store, Txn
 from holdfast.tasks.rows import TASK_TOPICS, keys_of
 
@@ -28,11 +30,13 @@ class _Wait(NamedTuple):
 
 
 class Waiting:
-    def __init__(self, store: Store, universe: str) -> None:
+    def __init__(self, store: Store, universe: str, check: Callable[[], None]) -> None:
+        """`check` raises if nobody in this process does the work any more."""
         self._store = store
+        self._check = check
         self._topics = [keys_of(universe).task_topic(n) for n in range(TASK_TOPICS)]
         self._lock = threading.Lock()
-        self._waits: list[_Wait] = []
+        self._waits: dict[int, _Wait] = {}
         self._running = False
 
     async def until(self, look: Look) -> Any:
@@ -43,7 +47,7 @@ class Waiting:
         loop = asyncio.get_running_loop()
         wait = _Wait(look, loop, loop.create_future())
         with self._lock:
-            self._waits.append(wait)
+            self._waits[id(wait)] = wait
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._listen, name="holdfast-results", daemon=True).start()
@@ -52,47 +56,55 @@ class Waiting:
             found = self._store.read(look)
             return await wait.future if found is None else found
         finally:
-            with self._lock:
-                if wait in self._waits:
-                    self._waits.remove(wait)
+            self._forget(wait)
+
+    def _forget(self, wait: _Wait) -> None:
+        with self._lock:
+            self._waits.pop(id(wait), None)
 
     def _listen(self) -> None:
         since = idle = 0
         while True:
             with self._lock:
-                waits = list(self._waits)
+                waits = list(self._waits.values())
                 idle = 0 if waits else idle + 1
                 if idle > IDLE_LOOKS:
                     self._running = False
                     return
             try:
-                found = self._store.read(_look_all, waits)
-                for wait, one in zip(waits, found, strict=True):
-                    if one is not None:
-                        wait.loop.call_soon_threadsafe(_resolve, wait.future, one, None)
+                answers = self._store.read(_look_all, waits)
+                for wait, (value, error) in zip(waits, answers, strict=True):
+                    if value is not None or error is not None:
+                        self._tell(wait, value, error)
+                self._check()
                 since = self._store.wait(self._topics, since, LOOK_S)
-            except Exception as error:
+            except BaseException as trouble:
+                # Whoever was told already does not hear of it.
                 for wait in waits:
-                    _tell(wait, error)
-                with self._lock:
-                    self._waits = [one for one in self._waits if one not in waits]
-                    if isinstance(error, StoreClosed) or not self._waits:
+                    self._tell(wait, None, trouble)
+                if isinstance(trouble, StoreClosed):
+                    with self._lock:
                         self._running = False
                         return
 
-
-def _look_all(txn: Txn, waits: list[_Wait]) -> list[Any]:
-    return [one.look(txn) for one in waits]
-
-
-def _tell(wait: _Wait, error: Exception) -> None:
-    try:
-        wait.loop.call_soon_threadsafe(_resolve, wait.future, None, error)
-    except RuntimeError:
-        return  # its loop is closed: nobody waits there any more
+    def _tell(self, wait: _Wait, value: Any, error: BaseException | None) -> None:
+        self._forget(wait)
+        # A loop that is closed: nobody waits there any more.
+        with contextlib.suppress(RuntimeError):
+            wait.loop.call_soon_threadsafe(_resolve, wait.future, value, error)
 
 
-def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+def _look_all(txn: Txn, waits: list[_Wait]) -> list[tuple[Any, NotFound | None]]:
+    found: list[tuple[Any, NotFound | None]] = []
+    for one in waits:
+        try:
+            found.append((one.look(txn), None))
+        except NotFound as error:
+            found.append((None, error))
+    return found
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
     if future.done():
         return
     if error is not None:

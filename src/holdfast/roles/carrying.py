@@ -82,6 +82,8 @@ class Brought(NamedTuple):
     parcels: list[Parcel]
     cycles: list[tuple[str, Cycle]]
     future: Future[Any]
+    # Whether it is the commit of what runners have finished, and not of what came by inboxes alone.
+    carries: bool
 
 
 class Carriage:
@@ -158,7 +160,9 @@ class Carriage:
     @property
     def waiting(self) -> bool:
         """Whether there is something to make and room for it."""
-        return bool(self._parcels) and len(self._sent) < AHEAD
+        if not self._parcels:
+            return False
+        return len(self._sent) < AHEAD or sum(one.carries for one in self._sent) < AHEAD
 
     def has(self, world_id: str) -> bool:
         """Whether a world's cycle is under way here."""
@@ -191,6 +195,18 @@ class Carriage:
             else:
                 return done
             done = True
+
+    def follow(
+        self, cycles: list[tuple[str, Cycle]], offers: list[Parcel], future: Future[Any]
+    ) -> None:
+        """See to the answer to cycles that were sent with nothing but offers."""
+        self._follow(Brought(offers, cycles, future, carries=False))
+
+    def _follow(self, brought: Brought) -> None:
+        self._under_way.update(world_id for world_id, _ in brought.cycles)
+        self._sent.append(brought)
+        if self._bell is not None:
+            brought.future.tell(self._bell.rung)
 
     def finish(self) -> None:
         """Wait for what is under way, and take no more."""
@@ -227,10 +243,7 @@ class Carriage:
             for parcel in parcels:
                 parcel.refused(CommitUnknown(txn_no=0, why="the worker failed"))
             raise
-        self._under_way.update(world_id for world_id, _ in cycles)
-        self._sent.append(Brought(parcels, cycles, future))
-        if self._bell is not None:
-            future.tell(self._bell.rung)
+        self._follow(Brought(parcels, cycles, future, carries=True))
 
     def _following(self, parcels: list[Parcel], stop_ns: int) -> list[tuple[str, Cycle]]:
         worker = self._worker
@@ -260,7 +273,7 @@ class Carriage:
 
     def _brought(self, brought: Brought) -> None:
         """Take the outcome of parcels and of their cycles."""
-        parcels, cycles, future = brought
+        parcels, cycles, future, _ = brought
         told: list[HoldfastError | None]
         try:
             told = answers(future, parcels, [cycle for _, cycle in cycles])
@@ -295,10 +308,10 @@ def bring(
 def answers(
     future: Future[Any], parcels: list[Parcel], cycles: Sequence[Cycle]
 ) -> list[HoldfastError | None]:
-    """The answer to each cycle of `bring`; whoever waits for a parcel has his. `cycles` are those that
-    carry something."""
+    """The answer to each cycle of `bring`, or of `commit`; whoever waits for a parcel has his. `cycles`
+    are those that carry something."""
     try:
-        committed, taken = future.result()
+        result = future.result()
     except HoldfastError as error:
         for parcel in parcels:
             parcel.refused(error)
@@ -306,6 +319,7 @@ def answers(
         if error.retryable or isinstance(error, CommitUnknown):
             raise
         raise Conflict(why=error.code) from error
+    committed, taken = result if isinstance(result, tuple) else (Pending().fill(result), {})
     told = [None if one is None else from_wire(one) for one in committed.value]
     done = {
         one.token

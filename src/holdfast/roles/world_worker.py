@@ -328,10 +328,12 @@ class WorldWorker(Role):
             except Fenced:
                 del self._hosted[world_id]
                 continue
-            worked |= self._commit([(world_id, at)], stop_ns)
+            worked |= self._commit([(world_id, at)], stop_ns, alone=True)
         return worked
 
-    def _commit(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> bool:
+    def _commit(
+        self, wanted: list[tuple[str, bytes]], stop_ns: int, *, alone: bool = False
+    ) -> bool:
         """Run a cycle of each and commit them, some to a call: while the writer commits some, the
         next are run, and adapters begin with what the first ones want. Each fails alone."""
         under_way: list[Sent] = []
@@ -343,7 +345,12 @@ class WorldWorker(Role):
                     break
                 under_way += self._send(self._prepare(some, stop_ns))
         finally:
-            self._settle(under_way)
+            if self._bell is None or alone:
+                self._settle(under_way)
+            else:
+                # Their answers ring, and meanwhile others go on.
+                for sent in under_way:
+                    self.carriage.follow(*sent)
         return bool(under_way)
 
     def _prepare(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
@@ -389,6 +396,7 @@ class WorldWorker(Role):
         offers = self.carriage.offers(cycles)
         if offers:
             return some, offers, self.store.submit(carrying.bring, offers, cycles)
+        # Alone it is one operation, and its answer the operation's.
         return some, offers, self.store.submit(commit, cycles)
 
     def _settle(self, under_way: list[Sent]) -> None:
@@ -396,10 +404,7 @@ class WorldWorker(Role):
         trouble: HoldfastError | None = None
         for some, offers, future in under_way:
             try:
-                if offers:
-                    answers = carrying.answers(future, offers, ())
-                else:
-                    answers = [None if one is None else from_wire(one) for one in future.result()]
+                answers = carrying.answers(future, offers, ())
             except HoldfastError as error:
                 answers = [error] * len(some)
             for (world_id, cycle), answer in zip(some, answers, strict=True):
@@ -460,7 +465,11 @@ class WorldWorker(Role):
     def _release_idle(self, limit: int) -> bool:
         """Some at a time: others wait for this worker meanwhile."""
         idle_ns = self.store.now_ns() - int(self.policy.idle_s * S)
-        idle = [w for w, hosted in self._hosted.items() if hosted.active_ns < idle_ns]
+        idle = [
+            w
+            for w, hosted in self._hosted.items()
+            if hosted.active_ns < idle_ns and not self.carriage.has(w)
+        ]
         self._release(idle[:limit])
         return len(idle) > limit
 

@@ -3,7 +3,8 @@
 tape         every random decision, recorded, replayed, shrunk
 scheduler    one actor at a time, chosen by the tape
 store        the real engine on real rows, and every way it can fail its callers
-workloads    the actors: hosts, producers, workers, runners, ledger services, tasks, operators, fate
+workloads    the actors: hosts, producers, workers, runners, ledger services and their tasks, submitters and
+             workers of tasks, operators, fate
 processes    the product's roles under the scheduler: world workers, orchestrators, pools, timers
 outside      what effects of simulated worlds find, and how it fails;  inplace: effects without threads
 ledger_office  a ledger service's inside: the real board and log, and the rule between them

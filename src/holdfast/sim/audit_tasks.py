@@ -17,27 +17,27 @@ Plain = dict[str, Any]
 # The one universe whose tasks are simulated.
 UNIVERSE = "u"
 
-SPEC = (
-    "name queue priority lease_ns attempts expiries_max window_ns retain_ns backoff_ns "
-    "backoff_ns_max kind"
-).split()
-BODY = (
-    "spec args created_ns generation not_before_ns key limit after redrive_of blob"
-).split()  # fmt: skip
-STATUS = (
+
+def _names(text: str) -> list[str]:
+    """The fields of a record, in their order on disk."""
+    return text.split()
+
+
+BODY = _names("spec args created_ns generation not_before_ns key limit after redrive_of blob")
+STATUS = _names(
     "state attempt failures expiries lease worker expires_ns granted_ns progress_ns not_before_ns "
     "waits awaited ended_ns reason error redriven_by result blob"
-).split()
-COUNTS = "ready suspect parked delayed blocked leased completed failed dead stray".split()
-CHECKPOINT = "number height last chunks bytes".split()
-CHUNK = "lo hi height fresh tasks digest".split()
+)
+COUNTS = _names("ready suspect parked delayed blocked leased completed failed dead stray")
+CHECKPOINT = _names("number height last chunks bytes")
+CHUNK = _names("lo hi height fresh tasks digest")
 
 _decode = msgspec.msgpack.Decoder().decode
 
 
 def new_universe() -> Plain:
     return {
-        "specs": {}, "bodies": {}, "statuses": {}, "ready": [], "suspect": [], "parked": [],
+        "bodies": {}, "statuses": {}, "ready": [], "suspect": [], "parked": [],
         "stray": [], "delayed": [], "dependents": [], "ended": [], "expiries": [], "keys": [], "retained": [],
         "counts": {}, "running": [], "chunks": {}, "before": None, "latest": None, "seq": 0, "lease": 0,
     }  # fmt: skip
@@ -83,7 +83,6 @@ def decided_ns(body: bytes) -> int:
 def _set(name: str, fields: list[str]) -> Callable[[Plain, tuple[Any, ...], bytes], None]:
     def put(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
         values = _decode(value)
-        # What is at its default at the end may have been left out by nobody: records are whole.
         tasks[name][_name(path[0])] = dict(zip(fields, values, strict=False))
 
     return put

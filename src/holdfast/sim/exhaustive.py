@@ -60,6 +60,11 @@ def effects() -> Settings:
     )
 
 
+def tasks() -> Settings:
+    """A submitter, two workers, somebody who cancels: every boundary of them."""
+    return Settings(steps=260, workload=Workload.TASKS, senders=1, workers=1, operators=1)
+
+
 def ledger() -> Settings:
     """Two services, two tasks, two pages of rows: every boundary of a ledger service."""
     natures = [Nature.FINE] * 12
@@ -74,6 +79,7 @@ SCENARIOS: dict[str, Callable[[], Settings]] = {
     "spine": spine,
     "worlds": worlds,
     "effects": effects,
+    "tasks": tasks,
 }
 if HAS_LEDGER:
     SCENARIOS["ledger"] = ledger

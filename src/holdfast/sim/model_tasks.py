@@ -45,7 +45,7 @@ class Task:
 
     @property
     def suspect(self) -> bool:
-        return 0 < self.expiries >= self.spec["expiries_max"] - 1
+        return 0 < self.expiries >= int(self.spec["expiries_max"]) - 1
 
     def live(self, lease: int, now_ns: int) -> bool:
         return self.state == LEASED and self.lease == lease and now_ns < self.expires_ns
@@ -135,9 +135,9 @@ class Model:
     def granted(self, now_ns: int, asked: Plain, grants: list[Plain]) -> Wrong:
         """Grants of one decision, after its sweep."""
         names = asked.get("names")
-        for task in self.tasks.values():
-            if names and task.spec["queue"] in asked["queues"] and task.spec["name"] not in names:
-                task.aside = True
+        for other in self.tasks.values():
+            if names and other.spec["queue"] in asked["queues"] and other.spec["name"] not in names:
+                other.aside = True
         wanted = self._next(now_ns, asked)
         first = self.lease
         for grant in grants:

@@ -42,34 +42,33 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "grant: suspects among the others": (
         Edit(_asked, "if alone and limit:", "if limit:"),
-        Edit(_asked, "kind, 1, grants, names, suspects=True", "kind, limit, grants, names, suspects=True"),
+        Edit(
+            _asked,
+            "kind, 1, grants, names, suspects=True",
+            "kind, limit, grants, names, suspects=True",
+        ),
     ),
     "grant: the last first": (
-        Edit(_grant, "page = txn.scan(start, tuples.after(lane), limit - begun)",
-             "page = txn.scan(start, tuples.after(lane), limit - begun, True)"),
-    ),  # fmt: skip
+        Edit(
+            _grant,
+            "page = txn.scan(start, tuples.after(lane), limit - begun)",
+            "page = txn.scan(start, tuples.after(lane), limit - begun, True)",
+        ),
+    ),
     "grant: nothing is swept before": (
         Edit(_asked, "sweep(decision, limit + SWEEP_EXTRA)", "pass"),
     ),
-    "suspect: from the first on": (
-        Edit("tasks.rows:is_suspect", "spec.expiries_max - 1", "1"),
-    ),
+    "suspect: from the first on": (Edit("tasks.rows:is_suspect", "spec.expiries_max - 1", "1"),),
     "suspect: never": (
         Edit("tasks.rows:is_suspect", "spec.expiries_max - 1", "spec.expiries_max"),
     ),
     # limits
-    "limit: of the queue not looked at": (
-        Edit("tasks.lease:_room", "most - leased", "most"),
-    ),
+    "limit: of the queue not looked at": (Edit("tasks.lease:_room", "most - leased", "most"),),
     "limit: of the key not looked at": (
         Edit(f"{_decision}.begin_limited", "most and self.txn.count(key) >= most", "False"),
     ),
-    "limit: not counted": (
-        Edit(f"{_decision}.begin_limited", "self.txn.add(key, 1)", "pass"),
-    ),
-    "limit: held for ever": (
-        Edit(f"{_decision}.unlease", "if body.limit:", "if False:"),
-    ),
+    "limit: not counted": (Edit(f"{_decision}.begin_limited", "self.txn.add(key, 1)", "pass"),),
+    "limit: held for ever": (Edit(f"{_decision}.unlease", "if body.limit:", "if False:"),),
     "limit: those that wait are not let in": (
         Edit(f"{_decision}.end_limited", "self.let_in(spec.queue, limit)", "pass"),
     ),
@@ -86,9 +85,13 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "expiry: extended ones too": (_HELD,),
     "expiry: of another lease": (
-        Edit(_expire, "status.state != State.LEASED or status.lease != batch.lease", "status.state != State.LEASED"),
+        Edit(
+            _expire,
+            "status.state != State.LEASED or status.lease != batch.lease",
+            "status.state != State.LEASED",
+        ),
         _HELD,
-    ),  # fmt: skip
+    ),
     "expiry: looked at once": (
         Edit(_expire, "txn.put(again, pack(Batch(batch.lease, batch.worker, seqs)))", "pass"),
     ),
@@ -103,18 +106,24 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit(_live, " and now_ns < status.expires_ns", ""),
     ),
     # extending
-    "extend: of another generation": (
-        Edit(_extend, "generation != txn.generation or ", ""),
-    ),
+    "extend: of another generation": (Edit(_extend, "generation != txn.generation or ", ""),),
     "extend: without progress, for ever": (
-        Edit(_extend, "since_ns = now_ns if hold.progressed else status.progress_ns", "since_ns = now_ns"),
+        Edit(
+            _extend,
+            "since_ns = now_ns if hold.progressed else status.progress_ns",
+            "since_ns = now_ns",
+        ),
     ),
     "extend: progress not noted": (
         Edit("tasks.board:extended", "at_ns if progressed else was.progress_ns", "was.progress_ns"),
     ),
     "extend: not logged": (Edit(_extend, "if said.tasks:", "if False:"),),
     "extend: not written": (
-        Edit(_extend, "decision.write(packed_seq, board.extended(status, until_ns, hold.progressed, now_ns))", "pass"),
+        Edit(
+            _extend,
+            "decision.write(packed_seq, board.extended(status, until_ns, hold.progressed, now_ns))",
+            "pass",
+        ),
     ),
     # reports
     "report: of another generation": (
@@ -138,13 +147,17 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit("tasks.board:failed", 'was.failures + (counts == "failure")', "was.failures"),
     ),
     "failure: without end": (Edit(_fail, "failures >= spec.attempts", "False"),),
-    "failure: one too few": (Edit(_fail, "failures >= spec.attempts", "failures >= spec.attempts - 1"),),
-    "failure: tried again at once": (
-        Edit(_fail, "if counts and not final:", "if False:"),
+    "failure: one too few": (
+        Edit(_fail, "failures >= spec.attempts", "failures >= spec.attempts - 1"),
     ),
+    "failure: tried again at once": (Edit(_fail, "if counts and not final:", "if False:"),),
     "failure: a refusal is tried again": (Edit(_fail, "end == End.REFUSED or ", ""),),
     "failure: not logged": (
-        Edit(_fail, "decision.log.say(Failed(report.seq, report.lease, reason, error, counts, final, not_before_ns))", "pass"),
+        Edit(
+            _fail,
+            "decision.log.say(Failed(report.seq, report.lease, reason, error, counts, final, not_before_ns))",
+            "pass",
+        ),
     ),
     "exit: without end": (Edit(_fail, "after.expiries >= spec.expiries_max", "False"),),
     "exit: not counted": (
@@ -170,9 +183,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     "stray: holds up the others of its limit": (
         Edit(f"{_decision}.stray", "if body.limit:", "if False:"),
     ),
-    "stray: in its old place, too": (
-        Edit(f"{_decision}.stray", "self.txn.delete(key)", "pass"),
-    ),
+    "stray: in its old place, too": (Edit(f"{_decision}.stray", "self.txn.delete(key)", "pass"),),
     # cancelling and redriving
     "cancel: stays where it waits": (
         Edit(_cancel, "decision.leave(packed_seq, body, spec, status)", "pass"),
@@ -188,15 +199,20 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "redrive: again and again": (Edit(_redrive, "if status.redriven_by:", "if False:"),),
     "redrive: what has completed": (
-        Edit(_redrive, "status.state not in (State.FAILED, State.DEAD)",
-             "status.state not in (State.FAILED, State.DEAD, State.COMPLETED)"),
-    ),  # fmt: skip
+        Edit(
+            _redrive,
+            "status.state not in (State.FAILED, State.DEAD)",
+            "status.state not in (State.FAILED, State.DEAD, State.COMPLETED)",
+        ),
+    ),
     "redrive: the key stays with the old": (Edit(_redrive, "if body.key:", "if False:"),),
     # submitting
     "submit: seqs given again": (Edit(_submit, "txn.add(keys.seq, seq - last)", "pass"),),
     "submit: key not looked up": (Edit("tasks.submit:_keyed", "if found is None:", "if True:"),),
     "submit: key not remembered": (Edit(_submit, "if one.key:", "if False:"),),
-    "submit: other arguments under a key": (Edit("tasks.submit:_keyed", "args != one.args", "False"),),
+    "submit: other arguments under a key": (
+        Edit("tasks.submit:_keyed", "args != one.args", "False"),
+    ),
     "submit: not logged": (
         Edit(_submit, "decision.log.say(Created(created, digest_of(rows)))", "pass"),
     ),
@@ -208,39 +224,58 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit(_block, "status.state == State.COMPLETED", "status.state >= State.COMPLETED"),
     ),
     # dependents
-    "dependents: told nothing": (Edit("tasks.dependents:release", "while told < limit:", "while False:"),),
-    "dependents: the first will do": (
-        Edit(_tell, "waits=status.waits - 1", "waits=0"),
+    "dependents: told nothing": (
+        Edit("tasks.dependents:release", "while told < limit:", "while False:"),
     ),
+    "dependents: the first will do": (Edit(_tell, "waits=status.waits - 1", "waits=0"),),
     "dependents: run after a failure": (Edit(_tell, "if completed:", "if True:"),),
     "dependents: nobody knows that they wait": (
         Edit(_block, "if not status.awaited:", "if False:"),
     ),
     "dependents: those that died wake up": (
-        Edit(_tell, "if status.state != State.WAITING or not status.waits:", "if status.state == State.LEASED:"),
+        Edit(
+            _tell,
+            "if status.state != State.WAITING or not status.waits:",
+            "if status.state == State.LEASED:",
+        ),
     ),
     # forgetting
-    "retention: none": (
-        Edit("tasks.control:_collect", "decision.now_ns + 1", "1 << 62"),
+    "retention: none": (Edit("tasks.control:_collect", "decision.now_ns + 1", "1 << 62"),),
+    "retention: key kept": (
+        Edit("tasks.control:_forget", "if txn.get(key) == packed_seq:", "if False:"),
     ),
-    "retention: key kept": (Edit("tasks.control:_forget", "if txn.get(key) == packed_seq:", "if False:"),),
     "retention: blobs kept": (Edit("tasks.control:_forget", "if blob:", "if False:"),),
     "retention: not counted": (
-        Edit("tasks.control:_forget", "decision.tally.add(spec.queue, State(status.state).name.lower(), -1)", "pass"),
+        Edit(
+            "tasks.control:_forget",
+            "decision.tally.add(spec.queue, State(status.state).name.lower(), -1)",
+            "pass",
+        ),
     ),
     # checkpoints
     "checkpoint: says another height": (
-        Edit(f"{_check}:_read_chunk", "Chunk(lo, hi, height, fresh", "Chunk(lo, hi, height + 1, fresh"),
+        Edit(
+            f"{_check}:_read_chunk",
+            "Chunk(lo, hi, height, fresh",
+            "Chunk(lo, hi, height + 1, fresh",
+        ),
     ),
     "checkpoint: a task left out": (
         Edit(f"{_check}:_read_chunk", "for key, _ in bodies:", "for key, _ in bodies[1:]:"),
     ),
     "checkpoint: log cut at the latest": (
-        Edit(f"{_check}:install", "journal.checkpoint(txn, keys.subject, now.latest.height)",
-             "journal.checkpoint(txn, keys.subject, journal.head(txn, keys.subject).height)"),
-    ),  # fmt: skip
+        Edit(
+            f"{_check}:install",
+            "journal.checkpoint(txn, keys.subject, now.latest.height)",
+            "journal.checkpoint(txn, keys.subject, journal.head(txn, keys.subject).height)",
+        ),
+    ),
     "checkpoint: the one before is swept": (
-        Edit(f"{_check}:sweep", "kept = {now.latest.number, now.before.number}", "kept = {now.latest.number}"),
+        Edit(
+            f"{_check}:sweep",
+            "kept = {now.latest.number, now.before.number}",
+            "kept = {now.latest.number}",
+        ),
     ),
     "checkpoint: whoever was superseded goes on": (
         Edit(f"{_check}:add", "building.checkpoint.number != number", "False"),

@@ -6,9 +6,10 @@ an agent was given is in the history (`pane.submit`), which is all that checkers
 
 from __future__ import annotations
 
-import os
+import tempfile
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 from holdfast.adapters.tmux import PaneState, Tmux, View, target_of
 from holdfast.sim.actor import Life
@@ -16,8 +17,6 @@ from holdfast.sim.actor import Life
 # Of so many keys, one is the last that its typist sends, and one is never sent.
 FATES = 40
 BEFORE, AFTER = 1, 2
-
-_rooms = count(1)
 
 
 @dataclass
@@ -33,8 +32,9 @@ class Room:
 
     def __init__(self) -> None:
         self.panes: dict[str, Pane] = {}
-        # Locks on panes are files of the machine: another run has other ones.
-        self.socket = f"sim-{os.getpid()}-{next(_rooms)}"
+        self.socket = "sim"
+        # Locks on panes are files: those of a run are its own, and go away with it.
+        self.locks = tempfile.TemporaryDirectory(prefix="holdfast-sim-panes-")
         self._numbers = count(1)
 
     def open(self, session: str) -> None:
@@ -54,6 +54,9 @@ class SimTmux(Tmux):
         super().__init__(room.socket)
         self._room = room
         self._life = life
+
+    def lock_path(self, pane_id: str) -> Path:
+        return Path(self._room.locks.name) / pane_id
 
     def keeping(self, *files: int) -> SimTmux:
         return self

@@ -132,13 +132,11 @@ HAS_LEDGER = find_spec("numpy") is not None
 WORKLOADS = (
     *[Workload.SPINE] * 3,
     Workload.TASKS,
-    *[Workload.WORLDS] * 4,
-    Workload.TASKS,
-    *[Workload.EFFECTS] * 4,
-    Workload.TASKS,
+    *[Workload.WORLDS] * 5,
+    *[Workload.EFFECTS] * 5,
     Workload.BOTH,
-    *[Workload.LEDGER] * (4 if HAS_LEDGER else 0),
-    Workload.TASKS,
+    *[Workload.LEDGER] * (3 if HAS_LEDGER else 0),
+    *[Workload.TASKS] * 2,
 )
 
 

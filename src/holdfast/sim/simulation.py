@@ -45,7 +45,7 @@ SHORT_MEMORY = {"store.engine": {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}}
 COARSE = {"effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS}}
 CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
 # Checkpoints of a few tasks a chunk, by makers that are soon taken for dead.
-SHORT_TASKS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 1000 * MS}}
+SHORT_TASKS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 200 * MS}}
 SHORT_LEDGER = {
     "ledger.position": {"REPLIES_KEPT": 2, "OVER_KEPT": 2, "RIPEN_MAX": 1},
     "ledger.choose": {"PARTS_MAX": 2},

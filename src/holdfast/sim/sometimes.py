@@ -307,9 +307,15 @@ _LEDGER: dict[str, Sight] = {
 
 
 def _granted(fits: Callable[[Plain], bool]) -> Sight:
-    return lambda event: event.op in ("tasks.turn", "tasks.lease") and event.applied and any(
-        fits(grant)
-        for grant in (event.value if event.op == "tasks.lease" else event.value["leased"])["grants"]
+    return lambda event: (
+        event.op in ("tasks.turn", "tasks.lease")
+        and event.applied
+        and any(
+            fits(grant)
+            for grant in (event.value if event.op == "tasks.lease" else event.value["leased"])[
+                "grants"
+            ]
+        )
     )
 
 
@@ -322,14 +328,19 @@ def _answered_task(answer: int) -> Sight:
 
 
 def _some_task(fits: Callable[[Plain], bool]) -> Sight:
-    return lambda event: event.op == "audit" and any(
-        fits(row) for found in event.value.get("tasks", {}).values() for row in found["statuses"].values()
+    return lambda event: (
+        event.op == "audit"
+        and any(
+            fits(row)
+            for found in event.value.get("tasks", {}).values()
+            for row in found["statuses"].values()
+        )
     )
 
 
 def _placed(place: str) -> Sight:
-    return lambda event: event.op == "audit" and any(
-        found[place] for found in event.value.get("tasks", {}).values()
+    return lambda event: (
+        event.op == "audit" and any(found[place] for found in event.value.get("tasks", {}).values())
     )
 
 

@@ -210,8 +210,7 @@ class Leader(Actor):
             life.rest(ms=900)
 
     def _name(self, life: Life) -> None:
-        # Its socket is another in each process, and no row may be.
-        life.store.transact(panes.set_leader, U, LEAD, "claude", "sim")
+        life.store.transact(panes.set_leader, U, LEAD, "claude", self._room.socket)
 
     def _settle(self, life: Life) -> None:
         if LEAD not in self._room.panes:

@@ -20,7 +20,6 @@ from holdfast.store.api import Txn
 from holdfast.tasks.lease import Batch
 from holdfast.tasks.rows import (
     FRESH,
-    PLACES,
     Body,
     Counts,
     Keys,
@@ -223,6 +222,3 @@ def _redriven(tasks: dict[int, Task]) -> Iterator[Difference]:
 
 def _last_int(key: bytes) -> int:
     return int(tuples.unpack(key)[-1])
-
-
-assert set(PLACES) < set(Counts.__struct_fields__)
