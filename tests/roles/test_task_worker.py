@@ -287,6 +287,26 @@ def test_a_lease_is_extended_for_as_long_as_its_task_runs() -> None:
         assert gates.came == ["a"]
 
 
+@pytest.mark.parametrize("hours", [-48, 48])
+def test_a_wall_clock_that_steps_by_days_ends_no_lease(hours: int) -> None:
+    gates = Gates()
+
+    @hf.task(lease_s=1)
+    def work() -> None:
+        gates.pass_through("a")
+
+    with shift(work) as rig:
+        handle, later = rig.rt.submit(work), rig.rt.submit(work.options(delay_s=30))
+        worker = rig.worker()
+        rig.until(lambda: gates.inside, "its beginning", worker)
+        rig.clock.step_wall(hours * 3600 * S)
+        rig.pass_time(5, worker)
+        assert (state(handle), handle.status().attempt) == ("LEASED", 1)
+        assert later.status().where == "delayed"
+        gates.open("a")
+        rig.until(lambda: state(later) == "COMPLETED", "both", worker, tick_ns=500 * MS)
+
+
 def test_a_task_that_hangs_loses_its_lease_with_its_window_and_is_tried_again() -> None:
     gates = Gates()
     runs: list[hf.TaskRun] = []
@@ -640,17 +660,19 @@ def test_a_worker_that_leaves_is_not_among_the_workers_any_more() -> None:
         assert rig.store.read(workers.known, "jobs") == []
 
 
-def test_time_that_passes_between_a_look_and_the_rest_is_no_reason_to_miss_what_is_due() -> None:
-    """A worker that finds itself late by its own reckoning looks again, instead of spinning."""
+def test_what_comes_due_is_begun_although_nobody_wakes_the_worker() -> None:
+    ran: list[str] = []
 
     @hf.task
-    def work() -> None: ...
+    def work() -> None:
+        ran.append("work")
 
     with shift(work) as rig:
         worker = rig.worker()
-        worker.start()
-        handle = rig.rt.submit(work.options(delay_s=1))
-        rig.until(lambda: handle.status().where == "delayed", "that it waits")
+        rig.rt.submit(work.options(delay_s=1))
+        while worker.step():
+            continue
+        # Between its last look and the rest that would follow.
         rig.clock.advance(2 * S)
-        # Anything that wakes it is enough.
-        rig.until(lambda: state(handle) == "COMPLETED", "its end", tick_ns=10 * MS)
+        worker.step()
+        rig.until(lambda: ran, "that it is begun")

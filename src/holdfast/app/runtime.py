@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -92,6 +93,8 @@ class Runtime:
         self._join_hands()
         for role in self.roles:
             role.start()
+        if self.roles:
+            atexit.register(self._at_exit)
 
     def world(self, kind: type[W], name: str) -> WorldHandle[W]:
         return WorldHandle(self, kind, name)
@@ -165,6 +168,7 @@ class Runtime:
 
     def close(self) -> None:
         """Stop the roles and let go of the store. What ended a role is in its `failure`."""
+        atexit.unregister(self._at_exit)
         try:
             for role in self.roles:
                 with contextlib.suppress(HoldfastError):
@@ -175,6 +179,13 @@ class Runtime:
         finally:
             if self._opened:
                 self.store.close()
+
+    def _at_exit(self) -> None:
+        """A program that ends without closing: what it had is given back, and waited for no longer."""
+        for role in self.roles:
+            if isinstance(role, TaskWorker):
+                role.hurry()
+        self.close()
 
     def __enter__(self) -> Runtime:
         return self

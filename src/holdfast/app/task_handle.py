@@ -11,6 +11,7 @@ from holdfast.app.tasks import Task
 from holdfast.clock import S
 from holdfast.config import TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid, Timeout
+from holdfast.roles.task_run import waiting
 from holdfast.store.api import Txn
 from holdfast.tasks import coordinator, look
 from holdfast.tasks.ids import TaskId
@@ -75,12 +76,16 @@ class TaskHandle(Generic[T]):
             isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX
         ):
             raise Invalid(what="timeout", found=repr(timeout)[:64], max=TIMEOUT_S_MAX)
-        runtime = self._runtime
-        store, seq = runtime.store, self._id.seq
-        found = store.read(self._ended)
+        found: look.Seen | None = self._runtime.store.read(self._ended)
         if found is not None:
             return self._value(found)
-        topic = keys_of(runtime.universe).task_topic(seq)
+        with waiting():
+            return self._value(self._await_end(timeout))
+
+    def _await_end(self, timeout: float | None) -> look.Seen:
+        runtime = self._runtime
+        store = runtime.store
+        topic = keys_of(runtime.universe).task_topic(self._id.seq)
         until_ns = None if timeout is None else runtime.clock.mono_ns() + int(timeout * S)
         since = store.wait(topic, 0, 0.0)
         while (found := store.read(self._ended)) is None:
@@ -92,7 +97,7 @@ class TaskHandle(Generic[T]):
                     raise Timeout(what="task", task=self.id, waited_s=timeout)
             since = store.wait(topic, since, left_s)
             runtime.check()
-        return self._value(found)
+        return found
 
     async def result_async(self) -> T:
         """`result`, for coroutines: `await handle` is the same."""

@@ -143,7 +143,10 @@ class Hands:
     def give(self, runs: Sequence[TaskRun]) -> None:
         by_kind: dict[int, list[TaskRun]] = {}
         for run in runs:
-            by_kind.setdefault(kind_of(run.code), []).append(run)
+            kind = kind_of(run.code)
+            if kind == THREAD:
+                run.lend = self._crews[kind].lend
+            by_kind.setdefault(kind, []).append(run)
         for kind, given in by_kind.items():
             self._crews[kind].give(given)
 

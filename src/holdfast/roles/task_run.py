@@ -7,7 +7,8 @@ its attempts have in common, whether anybody still waits for it; and can say tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from contextvars import ContextVar
 from typing import Any, Protocol
 
@@ -47,7 +48,7 @@ class TaskRun:
     """What `hf.current_task()` gives."""
 
     __slots__ = (
-        "began_ns", "code", "dropped", "expires_ns", "grant", "progressed", "renew_ns", "said",
+        "began_ns", "code", "dropped", "expires_ns", "grant", "lend", "progressed", "renew_ns", "said",
         "taken_ns", "token",
     )  # fmt: skip
 
@@ -63,6 +64,8 @@ class TaskRun:
         self.renew_ns = grant.expires_ns - grant.lease_ns + grant.lease_ns // 3
         self.progressed = False
         self.said: bytes | None = None
+        # Gives the worker another hand while this one waits for other tasks.
+        self.lend: Callable[[int], None] | None = None
 
     def begin(self, now_ns: int, clock: Clock) -> None:
         self.began_ns = now_ns
@@ -112,6 +115,21 @@ def current_task() -> TaskRun:
     except LookupError:
         raise Invalid(what="current_task", why="no task runs here") from None
     return found
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[None]:
+    """Around a wait for other tasks: if it is a task that waits, its worker has a hand more meanwhile,
+    so that tasks which wait for each other do not stand still."""
+    run = CURRENT.get(None)
+    lend = None if run is None else run.lend
+    if lend is not None:
+        lend(1)
+    try:
+        yield
+    finally:
+        if lend is not None:
+            lend(-1)
 
 
 class Ended(msgspec.Struct):

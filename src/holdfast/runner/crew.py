@@ -197,6 +197,13 @@ class Crew:
         self._stop(hand)
         self._call()
 
+    def lend(self, hands: int) -> None:
+        """So many more hands, or fewer, from now on: one who waits for others' work has none free."""
+        with self._lock:
+            self._size += hands
+        if hands > 0:
+            self._call()
+
     def nudge(self) -> None:
         """If the line has stood, wake another hand for it."""
         now_ns = self._clock.mono_ns()
