@@ -24,6 +24,7 @@ import pytest
 import holdfast as hf
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
+from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal
 from holdfast.store.api import Store, Txn
 from holdfast.tasks import look, records, recount, verify
@@ -120,12 +121,11 @@ def _log(txn: Txn) -> list[records.Single]:
     subject = keys_of("tasking").subject
     head = journal.head(txn, subject)
     assert head.floor == 1
-    entries = journal.read(txn, subject, 1, head.height + 1, head.height)
-    return [
-        single
-        for entry in entries
-        for single in records.singles(records.decode(entry.body), lambda task: None)
-    ]
+    found: list[records.Single] = []
+    for lo in range(1, head.height + 1, SCAN_PAGE):
+        for entry in journal.read(txn, subject, lo, lo + SCAN_PAGE, SCAN_PAGE):
+            found += records.singles(records.decode(entry.body), lambda task: None)
+    return found
 
 
 def ends(log: list[records.Single]) -> Counter[int]:

@@ -660,19 +660,18 @@ def test_a_worker_that_leaves_is_not_among_the_workers_any_more() -> None:
         assert rig.store.read(workers.known, "jobs") == []
 
 
-def test_what_comes_due_is_begun_although_nobody_wakes_the_worker() -> None:
-    ran: list[str] = []
+def test_a_worker_that_sleeps_begins_what_comes_due_and_nobody_has_to_wake_it() -> None:
+    ran: list[int] = []
 
     @hf.task
-    def work() -> None:
-        ran.append("work")
+    def work(n: int) -> None:
+        ran.append(n)
 
     with shift(work) as rig:
         worker = rig.worker()
-        rig.rt.submit(work.options(delay_s=1))
-        while worker.step():
-            continue
-        # Between its last look and the rest that would follow.
-        rig.clock.advance(2 * S)
-        worker.step()
-        rig.until(lambda: ran, "that it is begun")
+        worker.start()
+        # Many times, and close together: some come due between its last look and its rest.
+        for n in range(100):
+            rig.rt.submit(work.options(delay_s=0.01 * n), n)
+        rig.until(lambda: len(ran) == 100, "all of them", tick_ns=MS)
+        assert sorted(ran) == list(range(100))

@@ -315,9 +315,9 @@ def answers(
     except HoldfastError as error:
         for parcel in parcels:
             parcel.refused(error)
-        # What became of all of it is the fault of no world.
-        if error.retryable or isinstance(error, CommitUnknown):
+        if not parcels or error.retryable or isinstance(error, CommitUnknown):
             raise
+        # What became of all of it is the fault of no world.
         raise Conflict(why=error.code) from error
     committed, taken = result if isinstance(result, tuple) else (Pending().fill(result), {})
     told = [None if one is None else from_wire(one) for one in committed.value]

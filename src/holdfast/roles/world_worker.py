@@ -32,7 +32,6 @@ from holdfast.errors import (
     NotFound,
     ReplayDiverged,
     StoreCorrupt,
-    from_wire,
 )
 from holdfast.roles import carrying
 from holdfast.roles.carrying import Carriage

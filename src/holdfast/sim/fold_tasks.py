@@ -43,9 +43,12 @@ class Fold:
             return
         start = 0
         base = self.tasks["before"]
+        for one in (base, self.tasks["latest"]):
+            if one is not None and one["number"]:
+                yield from self._whole(one)
         if base is not None and base["number"]:
             start = base["height"]
-            yield from self._begin(base)
+            self._begin(base)
         if head["floor"] > start + 1:
             yield "J4", f"tasks: cut off at {head['floor']}, a replay begins at {start}"
             return
@@ -66,20 +69,26 @@ class Fold:
                 if self.told[pair] < times:
                     yield "S6", f"lease {pair[1]} of {pair[0]} was lost, and that is not on record"
 
-    def _begin(self, base: Plain) -> Found:
-        at = 0
-        chunks = sorted(self.tasks["chunks"].get(base["number"], []), key=lambda one: one["lo"])
-        for chunk in chunks:
-            if chunk["lo"] != at or chunk["height"] < base["height"]:
-                yield "J4", f"tasks: a chunk from {chunk['lo']} on, after {at}"
-            at = chunk["hi"]
+    def _begin(self, base: Plain) -> None:
+        for chunk in self._chunks(base):
             self.known.append((chunk["lo"], chunk["hi"], chunk["height"]))
             for seq in chunk["fresh"]:
                 self.rows[seq] = dict(FRESH)
             for seq, values in chunk["tasks"]:
                 self.rows[seq] = dict(zip(STATUS, values, strict=True))
+
+    def _whole(self, base: Plain) -> Found:
+        """Whether a checkpoint has all of its chunks, none from before it began."""
+        at, chunks = 0, self._chunks(base)
+        for chunk in chunks:
+            if chunk["lo"] != at or chunk["height"] < base["height"]:
+                yield "J4", f"tasks: a chunk from {chunk['lo']} on, after {at}"
+            at = chunk["hi"]
         if len(chunks) != base["chunks"] or at <= base["last"]:
             yield "J4", f"tasks: {len(chunks)} chunks up to {at}, of {base['chunks']}"
+
+    def _chunks(self, base: Plain) -> list[Plain]:
+        return sorted(self.tasks["chunks"].get(base["number"], []), key=lambda one: int(one["lo"]))
 
     def _entry(self, height: int, body: bytes) -> Found:
         now_ns = decided_ns(body)
