@@ -12,7 +12,9 @@ import holdfast as hf
 from holdfast.clock import MS, S
 from holdfast.errors import Invalid
 from holdfast.roles.task_worker import HandsLost
+from holdfast.tasks import coordinator
 from holdfast.tasks.coordinator import Answer
+from holdfast.tasks.rows import Limits
 from tests.roles.task_rig import Gates, Shift, shift
 
 MODULES = ("holdfast.roles.task_worker", "holdfast.roles.task_run")
@@ -126,6 +128,43 @@ def test_a_higher_priority_goes_first_and_equals_in_their_order() -> None:
         ]
         rig.until(lambda: all_in(handles, "COMPLETED"), "all", rig.worker(concurrency=1))
         assert ran == [2, 4, 0, 3, 1]
+
+
+def test_where_a_queue_is_narrow_priority_and_age_decide_between_kinds() -> None:
+    ran: list[int] = []
+
+    @hf.task
+    def plain(n: int) -> None:
+        ran.append(n)
+
+    @hf.task
+    async def other(n: int) -> None:
+        ran.append(n)
+
+    with shift(plain, other) as rig:
+        rig.store.transact(coordinator.limit, "jobs", "default", Limits(concurrency=1))
+        for n in range(10):
+            rig.rt.submit((plain, other)[n % 2], n)
+        rig.rt.submit(other.options(priority=1), 10)
+        rig.rt.submit(plain.options(priority=2), 11)
+        rig.until(lambda: len(ran) == 12, "all", rig.worker())
+        assert ran == [11, 10, *range(10)]
+
+
+def test_who_leases_a_few_gets_the_first_of_any_kind() -> None:
+    @hf.task
+    def plain(n: int) -> None: ...
+
+    @hf.task
+    async def other(n: int) -> None: ...
+
+    with shift(plain, other) as rig:
+        for n in range(10):
+            rig.rt.submit((plain, other)[n % 2], n)
+        leased = rig.store.transact(coordinator.lease, "jobs", "w", ["default"], 6)
+        assert [grant.seq for grant in leased.grants] == [1, 2, 3, 4, 5, 6]
+        rest = rig.store.transact(coordinator.lease, "jobs", "w", ["default"], 100)
+        assert sorted(grant.seq for grant in rest.grants) == [7, 8, 9, 10]
 
 
 def test_a_worker_serves_its_own_queues_only() -> None:

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+from pathlib import Path
+
 import pytest
 
+from holdfast import store as stores
 from holdfast.clock import S
 from holdfast.durable import journal
 from holdfast.store.api import Txn
-from holdfast.tasks import checkpoint, verify
+from holdfast.tasks import checkpoint, recount, verify
+from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.checkpoint import STALLED_NS, Chunk
 from holdfast.tasks.coordinator import End, New, Report
+from holdfast.tasks.rows import Spec
 from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, Desk
 
 
@@ -173,3 +179,34 @@ def test_a_forgotten_task_is_not_in_the_next_one(desk: Desk) -> None:
     desk.one()
     make(desk)
     assert seq not in [task for c in chunks(desk) for task in [*c.fresh, *dict(c.tasks)]]
+
+
+def test_several_makers_and_a_worker_at_once_on_a_store_of_its_own_process(tmp_path: Path) -> None:
+    done = threading.Event()
+    made: list[bool] = []
+    with stores.open(tmp_path) as store:
+
+        def keep_making() -> None:
+            while not done.is_set():
+                made.append(checkpoint.make(store, UNIVERSE))
+
+        makers = [threading.Thread(target=keep_making) for _ in range(2)]
+        for maker in makers:
+            maker.start()
+        try:
+            for _ in range(100):
+                store.transact(tasks.submit, UNIVERSE, Spec("work"), [New(b"x")] * 5)
+                leased = store.transact(tasks.lease, UNIVERSE, "w", ["default"], 4)
+                reports = [Report(grant.seq, grant.lease) for grant in leased.grants]
+                store.transact(tasks.settle, UNIVERSE, "w", store.generation, reports)
+        finally:
+            done.set()
+            for maker in makers:
+                maker.join()
+
+        def differ(txn: Txn) -> list[verify.Difference]:
+            return [*verify.differences(txn, UNIVERSE), *recount.differences(txn, UNIVERSE)]
+
+        assert store.read(differ) == []
+        assert sum(made) > 2
+        assert store.read(journal.head, KEYS.subject).floor > 1

@@ -153,8 +153,8 @@ class Runtime:
         for queue in self.app.queues.values():
             limits = declared_limits(queue)
             known = self.store.read(limits_of, keys_of(self.universe), queue.name)
-            if known != limits:
-                self.store.transact(coordinator.limit, self.universe, queue.name, limits)
+            if known.declared != (limits.concurrency, limits.per_key):
+                self.store.transact(coordinator.limit, self.universe, queue.name, limits, True)
 
     def mint(self) -> str:
         """A new name that nobody has."""

@@ -101,7 +101,7 @@ class TaskHandle(Generic[T]):
 
     async def result_async(self) -> T:
         """`result`, for coroutines: `await handle` is the same."""
-        return self._value(await self._runtime.waiting.until(self._ended))
+        return self._value(await self._runtime.waiting.until(self._ended, self._id.seq))
 
     def __await__(self) -> Generator[Any, None, T]:
         return self.result_async().__await__()

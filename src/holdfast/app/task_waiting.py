@@ -27,6 +27,7 @@ class _Wait(NamedTuple):
     look: Look
     loop: asyncio.AbstractEventLoop
     future: asyncio.Future[Any]
+    topic: int
 
 
 class Waiting:
@@ -36,18 +37,22 @@ class Waiting:
         self._check = check
         self._topics = [keys_of(universe).task_topic(n) for n in range(TASK_TOPICS)]
         self._lock = threading.Lock()
-        self._waits: dict[int, _Wait] = {}
+        # By topic: only those are looked at whose topic has rung, or who have just come.
+        self._waits: dict[int, dict[int, _Wait]] = {}
+        self._fresh: set[int] = set()
         self._running = False
 
-    async def until(self, look: Look) -> Any:
-        """What `look` finds, as soon as it finds something; it is asked whenever tasks end."""
+    async def until(self, look: Look, seq: int) -> Any:
+        """What `look` finds, as soon as it finds something; it is asked whenever the task may have
+        ended."""
         found = self._store.read(look)
         if found is not None:
             return found
         loop = asyncio.get_running_loop()
-        wait = _Wait(look, loop, loop.create_future())
+        wait = _Wait(look, loop, loop.create_future(), seq % TASK_TOPICS)
         with self._lock:
-            self._waits[id(wait)] = wait
+            self._waits.setdefault(wait.topic, {})[id(wait)] = wait
+            self._fresh.add(wait.topic)
             if not self._running:
                 self._running = True
                 threading.Thread(target=self._listen, name="holdfast-results", daemon=True).start()
@@ -60,18 +65,37 @@ class Waiting:
 
     def _forget(self, wait: _Wait) -> None:
         with self._lock:
-            self._waits.pop(id(wait), None)
+            waits = self._waits.get(wait.topic, {})
+            waits.pop(id(wait), None)
+            if not waits:
+                self._waits.pop(wait.topic, None)
+
+    def _rung(self, heard: dict[int, int]) -> list[_Wait]:
+        """Those whose topic has rung since it was last looked at, and those who have just come."""
+        with self._lock:
+            topics, fresh = list(self._waits), self._fresh
+            self._fresh = set()
+        found: list[_Wait] = []
+        for topic in topics:
+            was = heard.get(topic, 0)
+            heard[topic] = self._store.wait(self._topics[topic], was, 0.0)
+            if heard[topic] > was or topic in fresh:
+                with self._lock:
+                    found += self._waits.get(topic, {}).values()
+        return found
 
     def _listen(self) -> None:
         since = idle = 0
+        heard: dict[int, int] = {}
         while True:
             with self._lock:
-                waits = list(self._waits.values())
-                idle = 0 if waits else idle + 1
+                idle = 0 if self._waits else idle + 1
                 if idle > IDLE_LOOKS:
                     self._running = False
                     return
+            waits: list[_Wait] = []
             try:
+                waits = self._rung(heard)
                 answers = self._store.read(_look_all, waits)
                 for wait, (value, error) in zip(waits, answers, strict=True):
                     if value is not None or error is not None:
@@ -80,6 +104,8 @@ class Waiting:
                 since = self._store.wait(self._topics, since, LOOK_S)
             except BaseException as trouble:
                 # Whoever was told already does not hear of it.
+                with self._lock:
+                    waits = [one for held in self._waits.values() for one in held.values()]
                 for wait in waits:
                     self._tell(wait, None, trouble)
                 if isinstance(trouble, StoreClosed):

@@ -79,9 +79,13 @@ class Children:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-            children, self._all = list(self._all), set()
-        for child in children:
+            idle, self._idle = self._idle, []
+            busy, self._all = self._all.difference(idle), set()
+        for child in idle:
             child.end()
+        for child in busy:
+            # Its hand finds out, and lets go of the pipe: nobody else may, while that listens to it.
+            child.kill()
 
 
 class Child:
@@ -138,9 +142,14 @@ class Child:
                 self.end()
                 raise EOFError
 
-    def end(self) -> None:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+    def kill(self) -> None:
+        with contextlib.suppress(OSError):
             self._process.kill()
+
+    def end(self) -> None:
+        """For whoever has it in hand."""
+        self.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(GRACE_S)
         self._pipe.close()
 

@@ -126,12 +126,19 @@ class Hands:
         to say that he does not know it."""
         if not self._crews:
             return (1,) * len(KINDS)
-        found = [0] * len(KINDS)
+        # A task may have been submitted as of another kind than it is now: one at a time.
+        found = [1] * len(KINDS)
         for kind, crew in self._crews.items():
             room = max(crew.room, 0)
-            # Hands that let work wait for too long show first that they are back.
-            found[kind] = min(room, 1) if kind in self._stalled else room
+            if kind in self._stalled:
+                # Hands that let work wait for too long show first that they are back.
+                room = 0 if crew.busy or kind == self._stuck() else min(room, 1)
+            found[kind] = room
         return tuple(found)
+
+    def _stuck(self) -> int | None:
+        """The kind whose hands do not answer just now."""
+        return LOOP if self._loop is not None and self._beat_ns else None
 
     @property
     def rest_s(self) -> float:

@@ -117,8 +117,9 @@ class TaskWorker:
         self._unsure = False
         self._lingered = False
         self._turns = 0
-        # Whether the last lease left something behind.
+        # Whether the last lease left something behind, and queues that had something when we looked.
         self._more = False
+        self._offers: list[str] = []
         self._due_ns: int | None = None
         self._revocations = 0
         self._suspects = False
@@ -294,12 +295,18 @@ class TaskWorker:
     def _offering(self) -> list[str]:
         """Our queues that have something, each first in its turn: one that is always full starves no
         other."""
-        self._turns = (self._turns + 1) % len(self.queues)
-        queues = self.queues[self._turns :] + self.queues[: self._turns]
-        if self._more and len(queues) <= QUEUES_ASKED:
-            return queues
-        found, self._due_ns = self.store.read(self._look, queues)
-        return found[:QUEUES_ASKED]
+        if len(self.queues) <= QUEUES_ASKED and self._more:
+            found = self.queues
+        elif self._offers:
+            # What was found when we last looked, and not asked for yet.
+            found, self._offers = self._offers[:QUEUES_ASKED], self._offers[QUEUES_ASKED:]
+        else:
+            found, self._due_ns = self.store.read(self._look, self.queues)
+            found, self._offers = found[:QUEUES_ASKED], found[QUEUES_ASKED:]
+        if not found:
+            return found
+        self._turns = (self._turns + 1) % len(found)
+        return found[self._turns :] + found[: self._turns]
 
     def _look(self, txn: Txn, queues: list[str]) -> tuple[list[str], int | None]:
         """What is there for us now, and when there may be more."""
@@ -351,7 +358,8 @@ class TaskWorker:
         if runs:
             self._hands.give(runs)
         if limit:
-            self._looking = self._more = len(leased.grants) >= limit or leased.suspects
+            self._more = len(leased.grants) >= limit or leased.suspects
+            self._looking = self._more or bool(self._offers)
             self._suspects = leased.suspects
         if not limit or not self._looking:
             self._due_ns = self.store.read(next_due_ns, self.universe)

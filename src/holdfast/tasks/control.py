@@ -120,17 +120,25 @@ def redrive(txn: Txn, universe: str, seqs: list[int]) -> list[int]:
 
 
 @operation
-def limit(txn: Txn, universe: str, queue: str, limits: Limits) -> None:
-    """How many tasks of a queue may be leased at a time. What is leased already stays so."""
+def limit(txn: Txn, universe: str, queue: str, limits: Limits, declared: bool = False) -> None:
+    """How many tasks of a queue may be leased at a time. What is leased already stays so.
+
+    What an app has `declared` counts when it is declared anew: an operator's word stands until then.
+    """
     check_name("queue", queue)
     for what in ("concurrency", "per_key"):
         if not 0 <= getattr(limits, what) <= 1_000_000:
             raise Invalid(what=what, found=getattr(limits, what), min=0, max=1_000_000)
     keys = keys_of(universe)
     key = keys.limits + packed_text(queue)
-    if limits_of(txn, keys, queue) == limits:
+    was = limits_of(txn, keys, queue)
+    said = (limits.concurrency, limits.per_key)
+    if declared and was.declared == said:
         return
-    txn.put(key, pack(limits))
+    now = Limits(*said, said if declared else was.declared)
+    if now == was:
+        return
+    txn.put(key, pack(now))
     decision = Decision(txn, universe)
     _unpark(decision, queue)
     decision.wake(queue)

@@ -8,6 +8,7 @@ lease is therefore granted by itself (`rows.is_suspect`): nobody ends DEAD for w
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import product
 
 import msgspec
@@ -128,10 +129,9 @@ def grant(
             if grants:
                 break
     if not grants:
-        for queue, kind in product(queues, KINDS):
-            had = len(grants)
-            room = min(limit - had, left[kind])
-            if room > 0:
+        for queue in queues:
+            for kind, room in _shares(decision, queue, limit, left, grants):
+                had = len(grants)
                 _grant_from(decision, worker, queue, kind, room, grants, names, suspects=False)
                 left[kind] -= len(grants) - had
     if not alone:
@@ -143,6 +143,38 @@ def grant(
                 suspects = True
                 break
     return Leased(grants, suspects, decision.txn.count(decision.keys.revocations))
+
+
+def _shares(
+    decision: Decision, queue: str, limit: int, left: list[int], grants: list[Grant]
+) -> Iterator[tuple[int, int]]:
+    """What kinds to grant from, in what order, and how much. Kinds are independent while there is room
+    for all that their hands can take; where there is not, priority and age decide, task by task."""
+    kinds = [kind for kind in KINDS if left[kind] > 0]
+    while kinds:
+        total = sum(left[kind] for kind in kinds)
+        room = _room(decision, queue, min(limit - len(grants), total))
+        if room <= 0:
+            return
+        if room >= total or len(kinds) == 1:
+            for kind in kinds:
+                yield kind, min(room, left[kind])
+            return
+        firsts = {kind: first for kind in kinds if (first := _first(decision, queue, kind))}
+        kinds = sorted(firsts, key=lambda kind: firsts[kind])
+        if not kinds:
+            return
+        had = len(grants)
+        yield kinds[0], 1
+        if len(grants) == had or not left[kinds[0]]:
+            del kinds[0]
+
+
+def _first(decision: Decision, queue: str, kind: int) -> bytes:
+    """Priority and age of the first task of a kind, in their order; empty for none."""
+    lane = decision.keys.ready + packed_text(queue) + pack_int(kind)
+    found = decision.txn.scan(lane, tuples.after(lane), 1)
+    return found[0][0][len(lane) :] if found else b""
 
 
 def _grant_from(

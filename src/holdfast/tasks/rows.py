@@ -109,8 +109,9 @@ FRESH = Status()
 
 def is_suspect(spec: Spec, status: Status) -> bool:
     """Whether it has outlived a lease, and the next would be its last. If it kills its workers, nobody
-    else shall be leased beside it then. One that has had no chance yet may be leased with others."""
-    return 0 < status.expiries >= spec.expiries_max - 1
+    else shall be leased beside it then. One that has had no chance yet may be leased with others, and
+    so may one in a process of its own, which hurts nobody else."""
+    return 0 < status.expiries >= spec.expiries_max - 1 and spec.kind != PROCESS
 
 
 class Limits(Record, frozen=True):
@@ -118,6 +119,8 @@ class Limits(Record, frozen=True):
 
     concurrency: int = 0
     per_key: int = 0
+    # What the app declared last: only another declaration overrules what an operator has set since.
+    declared: tuple[int, int] | None = None
 
 
 class Counts(Record, frozen=True):
