@@ -17,6 +17,8 @@ Wrong = Iterator[tuple[str, str]]
 WAITING, LEASED, COMPLETED, FAILED, DEAD = range(5)
 OK, FAILURE, REFUSED, EXITED, RELEASED = range(5)
 COMMITTED, CANCELLED, REJECTED = range(3)
+# The kind that runs in processes of its own: it hurts nobody beside it.
+PROCESS = 2
 
 
 @dataclass(slots=True)
@@ -45,7 +47,8 @@ class Task:
 
     @property
     def suspect(self) -> bool:
-        return 0 < self.expiries >= int(self.spec["expiries_max"]) - 1
+        last = 0 < self.expiries >= int(self.spec["expiries_max"]) - 1
+        return last and self.spec["kind"] != PROCESS
 
     def live(self, lease: int, now_ns: int) -> bool:
         return self.state == LEASED and self.lease == lease and now_ns < self.expires_ns
@@ -192,9 +195,9 @@ class Model:
         if task.limit and most and self.running(task.spec["queue"], task.limit) > most:
             yield "A3", f"more than {most} of {task.limit} are leased: {seq}"
 
-    def _rank(self, asked: Plain, seq: int) -> tuple[int, int, int, int]:
+    def _rank(self, asked: Plain, seq: int) -> tuple[int, int, int]:
         spec = self.tasks[seq].spec
-        return asked["queues"].index(spec["queue"]), spec["kind"], -spec["priority"], seq
+        return asked["queues"].index(spec["queue"]), -spec["priority"], seq
 
     def _next(self, now_ns: int, asked: Plain) -> list[int]:
         """Those that must be granted now: nothing holds them back but their place in the queue."""
@@ -203,12 +206,12 @@ class Model:
             if self.limits.get(queue, {}).get("concurrency"):
                 return found
             ready = [
-                (task.spec["kind"], -task.spec["priority"], seq)
+                (-task.spec["priority"], seq)
                 for seq, task in self.tasks.items()
                 if task.state == WAITING and task.spec["queue"] == queue
                 if not task.waits and not task.suspect and task.not_before_ns[1] <= now_ns
             ]
-            for _, _, seq in sorted(ready):
+            for _, seq in sorted(ready):
                 if self.tasks[seq].limit or self.tasks[seq].aside:
                     return found
                 found.append(seq)

@@ -151,7 +151,8 @@ def _shares(
     """What kinds to grant from, in what order, and how much. Kinds are independent while there is room
     for all that their hands can take; where there is not, priority and age decide, task by task."""
     kinds = [kind for kind in KINDS if left[kind] > 0]
-    while kinds:
+    size = 0
+    while kinds and size < LEASE_BYTES_MAX:
         total = sum(left[kind] for kind in kinds)
         room = _room(decision, queue, min(limit - len(grants), total))
         if room <= 0:
@@ -162,12 +163,12 @@ def _shares(
             return
         firsts = {kind: first for kind in kinds if (first := _first(decision, queue, kind))}
         kinds = sorted(firsts, key=lambda kind: firsts[kind])
-        if not kinds:
-            return
-        had = len(grants)
-        yield kinds[0], 1
-        if len(grants) == had or not left[kinds[0]]:
-            del kinds[0]
+        if len(kinds) > 1:
+            had = len(grants)
+            yield kinds[0], 1
+            size += sum(len(grant.args) for grant in grants[had:])
+            if len(grants) == had or not left[kinds[0]]:
+                del kinds[0]
 
 
 def _first(decision: Decision, queue: str, kind: int) -> bytes:
