@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -30,6 +31,18 @@ def fail(text: str) -> None:
 
 async def ends(awaitable: Any) -> Any:
     return await asyncio.wait_for(awaitable, LONG_S)
+
+
+def waits(rt: hf.Runtime) -> int:
+    """How many wait."""
+    return sum(len(held) for held in rt.waiting._waits.values())
+
+
+async def come(rt: hf.Runtime, count: int) -> None:
+    deadline = time.monotonic() + LONG_S
+    while waits(rt) < count:
+        assert time.monotonic() < deadline, f"{waits(rt)} of {count} wait"
+        await asyncio.sleep(0)
 
 
 def test_a_task_is_submitted_and_awaited(running: Open) -> None:
@@ -104,7 +117,7 @@ def test_who_stops_waiting_leaves_nothing_behind(resting: Open) -> None:
 
     # It returns: no thread is joined that waits for the task.
     asyncio.run(go())
-    assert not rt.waiting._waits
+    assert waits(rt) == 0
 
 
 def test_a_task_that_is_forgotten_meanwhile_is_an_error_for_those_who_wait_for_it_alone(
@@ -116,8 +129,7 @@ def test_a_task_that_is_forgotten_meanwhile_is_an_error_for_those_who_wait_for_i
     async def go() -> tuple[Any, Any]:
         gone, stays = [await rt.submit_async(brief, n) for n in (1, 2)]
         waits = [asyncio.ensure_future(one.result_async()) for one in (gone, stays)]
-        while len(rt.waiting._waits) < 2:
-            await asyncio.sleep(0)
+        await come(rt, 2)
         # Ended and forgotten in one go: whoever listens finds nothing there.
         await asyncio.to_thread(end_and_forget, rt, gone)
         error = (await ends(asyncio.wait(waits[:1])))[0].pop().exception()
@@ -173,8 +185,7 @@ def test_a_loop_that_is_gone_harms_no_other(running: Open) -> None:
 
     async def begin() -> None:
         task = asyncio.ensure_future(wait)
-        while not rt.waiting._waits:
-            await asyncio.sleep(0)
+        await come(rt, 1)
         kept.append(task)
 
     kept: list[Any] = []
@@ -183,8 +194,7 @@ def test_a_loop_that_is_gone_harms_no_other(running: Open) -> None:
 
     async def go() -> str:
         task = asyncio.ensure_future(handle.result_async())
-        while len(rt.waiting._waits) < 2:
-            await asyncio.sleep(0)
+        await come(rt, 2)
         let_go.set()
         found: str = await ends(task)
         return found

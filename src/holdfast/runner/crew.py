@@ -319,7 +319,18 @@ class Threads(Crew):
         for _ in range(called):
             self._bell.release()
         for number in range(wake - called):
-            threading.Thread(target=self._serve, name=f"{self._name} {number}", daemon=True).start()
+            thread = threading.Thread(
+                target=self._serve, name=f"{self._name} {number}", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                # The system has no more threads for us: those there are go on, and `nudge` tries again.
+                with self._lock:
+                    self._awake -= wake - called - number
+                    if not self._awake and not self._asleep:
+                        raise
+                return
 
     def _serve(self) -> None:
         hand = Hand()

@@ -43,9 +43,12 @@ class Decision:
         # When tasks of one kind of retention ended here: what is kept until when.
         self._ended: dict[int, list[int]] = {}
         self._woken: set[str] = set()
+        # Limits under which there may be room now.
+        self._roomy: set[tuple[str, str]] = set()
 
     def close(self) -> None:
         txn, keys = self.txn, self.keys
+        self.admit()
         for retain_ns, seqs in self._ended.items():
             until = pack_int(self.now_ns + retain_ns)
             txn.put(keys.retained + until + pack_int(seqs[0]), pack(seqs))
@@ -209,7 +212,16 @@ class Decision:
         self.let_in(spec.queue, limit)
 
     def let_in(self, queue: str, limit: str) -> None:
-        """As many of those that are parked as there is room for."""
+        """There may be room under this limit: it is looked at once, however often it is said."""
+        self._roomy.add((queue, limit))
+
+    def admit(self) -> None:
+        """Let those in that are parked, where there is room now."""
+        for queue, limit in sorted(self._roomy):
+            self._admit(queue, limit)
+        self._roomy.clear()
+
+    def _admit(self, queue: str, limit: str) -> None:
         txn = self.txn
         most = limits_of(txn, self.keys, queue).per_key
         parking = self.keys.parked + _parking(queue, limit)

@@ -119,6 +119,7 @@ def grant(
     if len(left) != len(KINDS):
         raise Invalid(what="rooms", found=list(rooms), why="one for each kind, or none")
     sweep(decision, limit + SWEEP_EXTRA)
+    decision.admit()
     grants: list[Grant] = []
     suspects = False
     for queue in queues:
