@@ -122,19 +122,17 @@ class Hands:
 
     @property
     def rooms(self) -> tuple[int, ...]:
-        """How many more tasks of each kind may be leased. Who has no hands at all takes one of any,
-        to say that he does not know it."""
-        if not self._crews:
-            return (1,) * len(KINDS)
-        # A task may have been submitted as of another kind than it is now: one at a time.
-        found = [1] * len(KINDS)
+        """How many more tasks of each kind may be leased."""
+        found = [0] * len(KINDS)
         for kind, crew in self._crews.items():
             room = max(crew.room, 0)
             if kind in self._stalled:
                 # Hands that let work wait for too long show first that they are back.
                 room = 0 if crew.busy or kind == self._stuck() else min(room, 1)
             found[kind] = room
-        return tuple(found)
+        # A task may have been submitted as of another kind than it is now: one at a time.
+        other = 1 if any(found) else 0
+        return tuple(found[kind] if kind in self._crews else other for kind in KINDS)
 
     def _stuck(self) -> int | None:
         """The kind whose hands do not answer just now."""

@@ -259,7 +259,7 @@ class TaskWorker:
     def _turn(self) -> bool:
         """Report and lease in one commit."""
         limit, alone, rooms = self._wanted()
-        queues = self._offering() if limit and (self._looking or self._reports) else []
+        queues = self._offering(rooms) if limit and (self._looking or self._reports) else []
         if limit and not queues:
             # Nobody has anything for us: looking costs the writer nothing, asking would.
             self._looking = False
@@ -292,7 +292,7 @@ class TaskWorker:
         self._take(turned.leased, limit)
         return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
 
-    def _offering(self) -> list[str]:
+    def _offering(self, rooms: tuple[int, ...]) -> list[str]:
         """Our queues that have something, each first in its turn: one that is always full starves no
         other."""
         if len(self.queues) <= QUEUES_ASKED and self._more:
@@ -301,16 +301,19 @@ class TaskWorker:
             # What was found when we last looked, and not asked for yet.
             found, self._offers = self._offers[:QUEUES_ASKED], self._offers[QUEUES_ASKED:]
         else:
-            found, self._due_ns = self.store.read(self._look, self.queues)
+            found, self._due_ns = self.store.read(self._look, self.queues, rooms)
             found, self._offers = found[:QUEUES_ASKED], found[QUEUES_ASKED:]
         if not found:
             return found
         self._turns = (self._turns + 1) % len(found)
         return found[self._turns :] + found[: self._turns]
 
-    def _look(self, txn: Txn, queues: list[str]) -> tuple[list[str], int | None]:
+    def _look(
+        self, txn: Txn, queues: list[str], rooms: tuple[int, ...]
+    ) -> tuple[list[str], int | None]:
         """What is there for us now, and when there may be more."""
-        found = offering(txn, self.universe, queues, self._names)
+        kinds = [kind for kind, room in enumerate(rooms) if room > 0]
+        found = offering(txn, self.universe, queues, self._names, kinds)
         return found, next_due_ns(txn, self.universe)
 
     def _wanted(self) -> tuple[int, bool, tuple[int, ...]]:

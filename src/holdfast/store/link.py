@@ -183,17 +183,22 @@ class Link:
                 self._sending.release()
 
     def _send_outbox(self) -> None:
-        calls = []
-        with contextlib.suppress(IndexError):
-            while True:
-                calls.append(self._outbox.popleft())
-        calls = [call for call in calls if call.answer is None]
-        if not calls:
-            return
-        now_ns = SYSTEM.mono_ns()
-        for call in calls:
-            call.sent_ns = now_ns
-        self._send_calls(calls)
+        try:
+            calls = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    calls.append(self._outbox.popleft())
+            calls = [call for call in calls if call.answer is None]
+            if not calls:
+                return
+            now_ns = SYSTEM.mono_ns()
+            for call in calls:
+                call.sent_ns = now_ns
+            self._send_calls(calls)
+        except BaseException:
+            # Interrupted, perhaps in the middle of a frame: as when the connection is lost.
+            self._hang_up()
+            raise
 
     def _send_calls(self, calls: list[Call], watched: Sequence[str] = ()) -> None:
         """Send in one frame, or in more; what fits into none is refused, and only that."""
@@ -252,6 +257,21 @@ class Link:
             self._replace_if_stuck()
             return
         try:
+            self._take_in()
+        except BaseException:
+            # A signal's handler may raise anywhere in the main thread: what was read and not handed out
+            # is asked for again.
+            if threading.current_thread() is threading.main_thread():
+                self._hang_up()
+            raise
+
+    def _hang_up(self) -> None:
+        """Make this connection a lost one: the next reader makes another, and sends again."""
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _take_in(self) -> None:
+        try:
             data = self._sock.recv(_RECV_BYTES)
         except BlockingIOError:
             self._replace_if_stuck()
@@ -265,9 +285,12 @@ class Link:
         for body in self._frames.feed(data):
             message = decode_to_client(body)
             for answer in message.answers:
-                call = self._pending.pop(answer.no, None)
+                # It stays among those that wait until it has its answer, whatever interrupts us here.
+                call = self._pending.get(answer.no)
                 if call is not None:
-                    self._finish(call, answer)
+                    if call.answer is None:
+                        self._finish(call, answer)
+                    self._pending.pop(answer.no, None)
             self._wake_next()
             self.completions.wake()
             for topic, commit_no in message.topics.items():
@@ -396,7 +419,10 @@ class Link:
                 self._fail_all(error)
                 return
             # What is still in the outbox was never sent: it goes the ordinary way, once.
-            again = [call for call in list(self._pending.values()) if call.sent_ns]
+            unsent = set(self._outbox)
+            again = [
+                one for one in list(self._pending.values()) if one.sent_ns or one not in unsent
+            ]
             now_ns = SYSTEM.mono_ns()
             for call in again:
                 call.request.resent = True

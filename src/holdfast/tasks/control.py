@@ -21,6 +21,7 @@ from holdfast.tasks.records import Created, digest_of
 from holdfast.tasks.rows import (
     FRESH,
     Limits,
+    int_at,
     keys_of,
     limits_of,
     pack,
@@ -190,7 +191,8 @@ def _collect(decision: Decision, limit: int) -> int:
         seqs = msgspec.msgpack.decode(row, type=list[int])
         now, rest = seqs[: limit - done], seqs[limit - done :]
         if rest:
-            txn.put(keys.retained + pack_int(decision.now_ns) + pack_int(rest[0]), pack(rest))
+            until = pack_int(int_at(key, len(keys.retained)))
+            txn.put(keys.retained + until + pack_int(rest[0]), pack(rest))
         done += len(seqs) - len(rest)
         for seq in now:
             _forget(decision, seq)

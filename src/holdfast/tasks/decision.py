@@ -21,6 +21,7 @@ from holdfast.tasks.rows import (
     is_suspect,
     keys_of,
     limits_of,
+    missing,
     order,
     pack,
     pack_int,
@@ -64,7 +65,8 @@ class Decision:
 
     def known(self, packed_seq: bytes) -> tuple[Body, Spec]:
         body = body_of(self.txn, self.keys, packed_seq)
-        assert body is not None, "an index names a task that is not there"
+        if body is None:
+            raise missing(packed_seq)
         return body, spec_of(self.txn, self.keys, body.spec)
 
     def status(self, packed_seq: bytes) -> Status:

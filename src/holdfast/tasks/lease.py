@@ -32,6 +32,7 @@ from holdfast.tasks.rows import (
     int_at,
     keys_of,
     limits_of,
+    missing,
     pack,
     pack_int,
     packed_text,
@@ -217,7 +218,8 @@ def _grant_from(
             if size >= LEASE_BYTES_MAX:
                 break
             row = get(bodies + packed_seq)
-            assert row is not None, "an index names a task that is not there"
+            if row is None:
+                raise missing(packed_seq)
             body = decode_body(row)
             spec = spec_of(txn, keys, body.spec)
             if names and spec.name not in names:

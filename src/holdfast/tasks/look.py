@@ -14,6 +14,7 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.ids import LeaseId, TaskId
 from holdfast.tasks.rows import (
+    KINDS,
     Body,
     Counts,
     Keys,
@@ -178,25 +179,36 @@ def queues(txn: Txn, universe: str) -> list[QueueRow]:
 
 
 def offering(
-    txn: Txn, universe: str, queues: Iterable[str], names: Collection[str] = ()
+    txn: Txn,
+    universe: str,
+    queues: Iterable[str],
+    names: Collection[str] = (),
+    kinds: Collection[int] = KINDS,
 ) -> list[str]:
-    """Of these queues, those that have something to be granted to one who knows tasks of these names;
-    without any, to one who knows all."""
+    """Of these queues, those that have something to be granted to one who knows tasks of these names
+    (without any: all) and has hands for these kinds."""
     keys = keys_of(universe)
-    return [queue for queue in queues if _offers(txn, keys, packed_text(queue), names)]
+    return [queue for queue in queues if _offers(txn, keys, queue, names, kinds)]
 
 
-def _offers(txn: Txn, keys: Keys, queue: bytes, names: Collection[str]) -> bool:
-    for lane in (keys.ready, keys.suspects):
-        if txn.scan(lane + queue, tuples.after(lane + queue), 1):
+def _offers(
+    txn: Txn, keys: Keys, name: str, names: Collection[str], kinds: Collection[int]
+) -> bool:
+    most = limits_of(txn, keys, name).concurrency
+    if most and counts_of(txn, keys, name).leased >= most:
+        return False
+    queue = packed_text(name)
+    lanes = [keys.ready + queue + pack_int(kind) for kind in kinds]
+    for lane in (*lanes, keys.suspects + queue):
+        if txn.scan(lane, tuples.after(lane), 1):
             return True
     aside = keys.strays + queue
     lo = aside
     while found := txn.scan(lo, tuples.after(aside), 1):
-        name = tuples.unpack(found[0][0][len(aside) :])[0]
-        if not names or name in names:
+        task = tuples.unpack(found[0][0][len(aside) :])[0]
+        if not names or task in names:
             return True
-        lo = tuples.after(aside + tuples.pack((name,)))
+        lo = tuples.after(aside + tuples.pack((task,)))
     return False
 
 

@@ -24,6 +24,7 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.codec import Record
+from holdfast.errors import StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.states import State
@@ -240,6 +241,12 @@ def body_of(txn: Txn, keys: Keys, packed_seq: bytes) -> Body | None:
 def status_of(txn: Txn, keys: Keys, packed_seq: bytes) -> Status:
     row = txn.get(keys.statuses + packed_seq)
     return FRESH if row is None else decode_status(row)
+
+
+def missing(packed_seq: bytes) -> StoreCorrupt:
+    """A row names a task that is not there: nothing may go on as if it were."""
+    why = "a row names it, and it is not there; `holdfast verify` says what else is wrong"
+    return StoreCorrupt(what="task", seq=seq_of(packed_seq), why=why)
 
 
 def seq_of(packed_seq: bytes) -> int:

@@ -30,6 +30,7 @@ from holdfast.tasks.rows import (
     Status,
     decode_body,
     decode_status,
+    missing,
     pack,
     pack_int,
     spec_of,
@@ -151,7 +152,8 @@ def _settle(decision: Decision, worker: str, generation: int, reports: list[Repo
             continue
         answers.append(Answer.COMMITTED)
         body_row = get(keys.bodies + packed_seq)
-        assert body_row is not None, "a status without a body"
+        if body_row is None:
+            raise missing(packed_seq)
         body = decode_body(body_row)
         spec = spec_of(txn, keys, body.spec)
         decision.unlease(body, spec)

@@ -30,6 +30,7 @@ from holdfast.tasks.rows import (
     Status,
     is_suspect,
     lane,
+    missing,
     pack,
     pack_int,
     put_spec,
@@ -233,7 +234,8 @@ def _keyed(decision: Decision, one: New, name: bytes, spec: Spec) -> int:
     if found is None:
         return 0
     body = decision.body(found)
-    assert body is not None, "a key names a task that is not there"
+    if body is None:
+        raise missing(found)
     args = blobs.get(decision.txn, body.blob) if body.blob else body.args
     if args != one.args:
         raise KeyConflict(what="task", name=spec.name, key=one.key, task=seq_of(found))
