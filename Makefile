@@ -55,6 +55,7 @@ chaos: setup  ## kill real processes KILLS times (200)
 	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
 
 bench: setup  ## measure within BUDGET seconds (120)
+	$(BIN)/python -m pytest -q -m bench tests/test_bench.py
 	$(BIN)/python -m bench --budget-s $(BUDGET)
 
 .PHONY: bench-peers

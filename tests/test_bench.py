@@ -60,7 +60,9 @@ def place(tmp_path: Path) -> Place:
 
 # These start an application's processes, some of them several times.
 METRICS = [
-    pytest.param(name, marks=pytest.mark.slow) if name in {**EFFECTS.alone, **TASKS.alone} else name
+    pytest.param(name, marks=pytest.mark.bench)
+    if name in {**EFFECTS.alone, **TASKS.alone}
+    else name
     for name in bench.METRICS
 ]
 
@@ -217,7 +219,7 @@ def test_a_name_of_another_suite_is_wrong_usage() -> None:
     assert ended.value.code == 2
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_our_turn_yields_every_measure_that_peers_are_compared_by(tmp_path: Path) -> None:
     amount = EffectAmount(chain_s=0.05, steps=5, timers=20, spread_s=0.1, lead_s=2.0)
     found: dict[str, float] = {}
@@ -228,7 +230,7 @@ def test_our_turn_yields_every_measure_that_peers_are_compared_by(tmp_path: Path
     assert all(value > 0 for value in found.values())
 
 
-@pytest.mark.slow
+@pytest.mark.bench
 def test_our_turn_of_tasks_yields_every_measure(tmp_path: Path) -> None:
     amount = TaskAmount(
         seconds=0.1, batched=1000, small=100, large=300, drain_s=30.0, paced=10, idle_s=0.3

@@ -24,6 +24,8 @@ SUITES = {
         "--ignore=tests/sim",
         "--ignore=tests/process",
         "--ignore=tests/spark",
+        "-m",
+        "not bench",
     ],
     "simulator": ["tests/sim"],
     "chaos-short": ["tests/process"],

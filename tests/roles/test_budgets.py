@@ -856,7 +856,7 @@ def test_a_function_that_is_cancelled_while_it_runs_is_booked_at_its_bill_when_i
         assert live.account() == Account(0, MOST[TOKENS], None)
         leave.set()
         until(lambda: live.account() == Account(BOOKED[TOKENS], 0, None))
-        assert live.told() == ["error cancelled"]
+        until(lambda: live.told() == ["error cancelled"])
 
 
 def test_a_function_that_is_cancelled_and_then_fails_for_free_books_nothing() -> None:
