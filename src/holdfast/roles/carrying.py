@@ -296,13 +296,13 @@ def bring(
     """The transaction of parcels: go on and settle, claim."""
     committed = commit(txn, cycles)
     # What several parcels of one runner ask for is claimed at once; the last one brings it.
-    asking: dict[tuple[str, str], tuple[Parcel, tuple[Any, ...]]] = {}
-    for parcel in parcels:
+    asking: dict[tuple[str, str], tuple[int, tuple[Any, ...]]] = {}
+    for index, parcel in enumerate(parcels):
         if parcel.taking is not None:
             name, timers, owner, limit, *rest = parcel.taking
-            _, before = asking.get((name, owner), (parcel, (name, timers, owner, 0)))
-            asking[name, owner] = parcel, (name, timers, owner, before[3] + limit, *rest)
-    return committed, {id(one): claims.take(txn, *taking) for one, taking in asking.values()}
+            _, before = asking.get((name, owner), (index, (name, timers, owner, 0)))
+            asking[name, owner] = index, (name, timers, owner, before[3] + limit, *rest)
+    return committed, {index: claims.take(txn, *taking) for index, taking in asking.values()}
 
 
 def answers(
@@ -327,9 +327,9 @@ def answers(
         if error is None
         for one in cycle.carried
     }
-    for parcel in parcels:
+    for index, parcel in enumerate(parcels):
         left = [one for one in parcel.outcomes if one.work.claim.token not in done]
-        claimed = taken.get(id(parcel))
+        claimed = taken.get(index)
         parcel.settled(left, None if claimed is None else claimed.value)
     return told
 
