@@ -49,6 +49,7 @@ check: setup  ## format, lint, types, layers, generated docs: what CI runs first
 	$(BIN)/python tools/states.py --check
 
 sim: setup  ## simulate SEEDS seeds (2000)
+	$(BIN)/python -m pytest -q -m deep tests/sim
 	$(BIN)/holdfast sim --seeds $(SEEDS)
 
 chaos: setup  ## kill real processes KILLS times (200)

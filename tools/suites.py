@@ -27,7 +27,7 @@ SUITES = {
         "-m",
         "not bench",
     ],
-    "simulator": ["tests/sim"],
+    "simulator": ["tests/sim", "-m", "not deep"],
     "chaos-short": ["tests/process"],
     "spark": ["tests/spark"],
 }
