@@ -289,7 +289,7 @@ class TaskWorker:
         del self._reports[: len(reports)]
         for answer in turned.answers:
             self.counts[tasks.Answer(answer)] += 1
-        self._take(turned.leased, limit)
+        self._take(turned.leased, limit, rooms)
         return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
 
     def _offering(self, rooms: tuple[int, ...]) -> list[str]:
@@ -347,7 +347,7 @@ class TaskWorker:
         self._patience_ns *= 2
         return False
 
-    def _take(self, leased: Leased, limit: int) -> None:
+    def _take(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
         taken_ns = self._clock.mono_ns()
         runs = []
         for grant in leased.grants:
@@ -361,7 +361,8 @@ class TaskWorker:
         if runs:
             self._hands.give(runs)
         if limit:
-            self._more = len(leased.grants) >= limit or leased.suspects
+            # One who has had his fill of any kind has not seen the end of it.
+            self._more = len(leased.grants) >= min(limit, max(rooms)) or leased.suspects
             self._looking = self._more or bool(self._offers)
             self._suspects = leased.suspects
         if not limit or not self._looking:
