@@ -17,15 +17,15 @@ help:  ## list the targets
 
 setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ and pip)
 
-# Prompts are typed into tmux panes, and the tests do it for real. Without it, and without the right to
-# install it, everything else works; the tests that need it say how to get it.
+# Prompts are typed into tmux panes, workers in shell use curl, and the tests do it for real. Without them,
+# and without the right to install them, everything else works; the tests that need them say how.
 .PHONY: system
 system:
-	@command -v tmux >/dev/null 2>&1 || { \
+	@{ command -v tmux && command -v curl && command -v jq; } >/dev/null 2>&1 || { \
 	    sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
-	    $$sudo apt-get install -y -qq tmux >/dev/null 2>&1 || \
-	    { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq tmux; } >/dev/null 2>&1 || \
-	    echo "tmux is not installed and could not be: apt-get install -y tmux"; }
+	    $$sudo apt-get install -y -qq tmux curl jq >/dev/null 2>&1 || \
+	    { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq tmux curl jq; } >/dev/null 2>&1 || \
+	    echo "these could not be installed: apt-get install -y tmux curl jq"; }
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Holdfast needs Python 3.11 or newer; $(PYTHON) is %d.%d. Try: make setup PYTHON=python3.12" % v[:2])'

@@ -20,6 +20,7 @@ import os
 import re
 import select
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,6 +41,12 @@ REAP_TIMEOUT_S = 10.0
 READ_BYTES = 65536
 DRAIN_READS_MAX = 64  # a full pipe is read in fewer; a descendant may write for ever
 TAIL_LINES = 30
+
+
+def need(*programs: str) -> None:
+    """Fail with the command that installs what is missing: nothing is left out silently."""
+    for program in programs:
+        assert shutil.which(program), f"{program} is missing: apt-get install -y {program}"
 
 
 class ProcFailed(AssertionError):

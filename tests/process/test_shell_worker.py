@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.process.watch import assert_nobody_is_left, until
-from tests.processes import ROOT, Proc
+from tests.processes import ROOT, Proc, need
 
 EXAMPLE = ROOT / "examples" / "shell-worker"
 WORKER = EXAMPLE / "worker.sh"
@@ -23,7 +23,6 @@ TOKEN = "a-token-for-the-shell"
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(not shutil.which("curl"), reason="needs curl"),
     pytest.mark.timeout(90),
 ]
 
@@ -103,6 +102,7 @@ class Home:
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
+    need("curl")
     shutil.copy(EXAMPLE / "app.py", tmp_path / "app.py")
     made = Home(tmp_path)
     try:

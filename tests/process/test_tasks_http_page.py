@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import socket
 import sys
 from itertools import pairwise
@@ -14,7 +13,7 @@ import pytest
 
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
 from tests.process.watch import assert_nobody_is_left
-from tests.processes import ROOT, Proc
+from tests.processes import ROOT, Proc, need
 
 PAGE = ROOT / "docs" / "tasks-http.md"
 PAGE_S = 100
@@ -36,9 +35,9 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not (shutil.which("curl") and shutil.which("jq")), reason="needs curl and jq")
 @pytest.mark.timeout(PAGE_S + 20)
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
+    need("curl", "jq")
     # Another port than the usual one, where somebody may be listening.
     text = PAGE.read_text(encoding="utf-8").replace("8787", str(free_port()))
     blocks = blocks_of(text)

@@ -1,4 +1,4 @@
-"""docs/tasks.md does what it says: its blocks are run in order, in one directory.
+"""docs/effects.md and docs/tasks.md do what they say: their blocks are run in order, in one directory.
 
 A block `python FILE` is written to that file, a block `python` is run in one session with those before
 it, a block `sh` in a shell of its own, and a block `text` is what the one before it printed. In it, `…`
@@ -20,7 +20,8 @@ from tests.process.test_tutorial import blocks_of, pattern_of
 from tests.process.watch import assert_nobody_is_left
 from tests.processes import ROOT, Proc
 
-PAGE = ROOT / "docs" / "tasks.md"
+PAGES = [ROOT / "docs" / name for name in ("effects.md", "tasks.md")]
+each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 PAGE_S = 100
 LINGER_S = 3.0
 MARK = "--- block"
@@ -39,8 +40,9 @@ for at, (kind, text) in json.load(open("blocks.json")):
 """
 
 
-def test_every_block_of_the_page_is_one_that_we_run() -> None:
-    text = PAGE.read_text(encoding="utf-8")
+@each_page
+def test_every_block_of_the_page_is_one_that_we_run(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
     blocks = blocks_of(text)
     assert len(blocks) == text.count("```") // 2
     assert {block.kind for block in blocks} == {"python", "sh", "text"}
@@ -50,8 +52,9 @@ def test_every_block_of_the_page_is_one_that_we_run() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(PAGE_S + 20)
-def test_the_page_does_what_it_says(tmp_path: Path) -> None:
-    blocks = blocks_of(PAGE.read_text(encoding="utf-8"))
+@each_page
+def test_the_page_does_what_it_says(page: Path, tmp_path: Path) -> None:
+    blocks = blocks_of(page.read_text(encoding="utf-8"))
     run = []
     for at, block in enumerate(blocks):
         if block.file:
