@@ -24,7 +24,7 @@ _NUMBER = Edit(_held, "hold.claims != token.number or ", "")
 _OWNER = Edit(_held, "hold.owner != token.owner or ", "")
 _CLAIM_TIME = Edit(_held, "txn.now_ns >= hold.expires_ns", "False")
 _HEAD = Edit("durable.journal:append", "was.height != expected_head", "False")
-_READS = Edit("store.engine:_Written.check", "not self.keys.isdisjoint(reads)", "False")
+_READS = Edit("store.applying:Written.check", "not self.keys.isdisjoint(reads)", "False")
 
 _PLANTED: dict[str, tuple[Edit, ...]] = {
     # leases
@@ -33,7 +33,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "guard: no generation": (_GENERATION,),
     "guard: neither fence nor expiry": (_FENCE, _EXPIRY),
     "guard: not evaluated at apply": (
-        Edit("store.engine:Engine._apply", "in request.guards", "in ()"),
+        Edit("store.applying:check_guards", "in request.guards", "in ()"),
     ),
     "acquire: epoch not raised": (
         Edit("durable.lease:acquire", "found.epoch + 1", "max(found.epoch, 1)"),
@@ -189,16 +189,14 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "blob: reference not dropped": (Edit("durable.claim:_finish", "if hold.blob:", "if False:"),),
     # the engine
     "validation: reads": (_READS,),
-    "validation: ranges": (Edit("store.engine:_Written.check", "self._sorted[at] < hi", "False"),),
+    "validation: ranges": (Edit("store.applying:Written.check", "self._sorted[at] < hi", "False"),),
     "validation: snapshot from before a takeover": (
-        Edit("store.engine:Engine._validate", "snapshot < self._oldest", "False"),
+        Edit("store.applying:Ring.check", "snapshot < self._oldest", "False"),
     ),
     "validation: within one commit": (
-        Edit("store.engine:Engine._validate", "if written.keys:", "if False:"),
+        Edit("store.applying:Ring.check", "if written.keys:", "if False:"),
     ),
-    "validation: nothing": (
-        Edit("store.engine:Engine._validate", "not reads and not ranges", "True"),
-    ),
+    "validation: nothing": (Edit("store.applying:Ring.check", "not reads and not ranges", "True"),),
     "resend: outcome not looked up": (
         Edit("store.engine:Engine._apply", "known is not None", "False"),
     ),

@@ -40,7 +40,10 @@ LOOK_EVERY = 40
 DELAYS, CALENDAR = "/timers", "/timers/calendar"
 # Commits that the engine remembers, to validate by and to answer from; answers that a board keeps for
 # repeats, and what it does at once. By module.
-SHORT_MEMORY = {"store.engine": {"RING_COMMITS_MAX": 6, "OUTCOMES_KEPT": 12}}
+SHORT_MEMORY = {
+    "store.applying": {"RING_COMMITS_MAX": 6},
+    "store.engine": {"OUTCOMES_KEPT": 12},
+}
 # A step of simulated time is as long as a token of a rate is good for: here it is good for longer.
 COARSE = {"effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS}}
 CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}

@@ -14,7 +14,6 @@ answer gets it from whoever is the writer then.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
@@ -27,13 +26,10 @@ from holdfast.config import (
     OUTCOME_ANSWERS_MAX,
     OUTCOME_BYTES_MAX,
     OUTCOMES_KEPT,
-    RING_COMMITS_MAX,
-    RING_KEYS_MAX,
     TOPICS_MAX,
 )
 from holdfast.errors import (
     CommitUnknown,
-    Conflict,
     HoldfastError,
     Invalid,
     NotFound,
@@ -43,8 +39,8 @@ from holdfast.errors import (
     to_wire,
 )
 from holdfast.store import schema, tuples
-from holdfast.store.api import Guard, Row, resolve
-from holdfast.store.txn import ApplyTxn, check_guard
+from holdfast.store.api import Guard, Row
+from holdfast.store.applying import Ring, Written, check_guards, execute
 
 
 class WriteTxn(Protocol):
@@ -132,11 +128,9 @@ class Engine:
         self._stale_rows: list[bytes] = []
         # What was committed after this backend id, and only that, can be looked up.
         self._forgotten_id = 0
-        self._ring: deque[_Written] = deque()
-        self._ring_keys = 0
         self._open(bootstrap, schema_version)
-        # Snapshots older than this were taken under a former writer: what it wrote is not known.
-        self._oldest = backend.last_id()
+        # Older snapshots were taken under a former writer: what it wrote is not known.
+        self._ring = Ring(backend.last_id())
 
     # -- time ----------------------------------------------------------------------------------
 
@@ -170,7 +164,7 @@ class Engine:
         now_ns = self._last_ns = max(self.now_ns(), self._last_ns + 1)
         commit_no = self.commit_no + 1
         txn = self._backend.begin()
-        written = _Written(txn.id)
+        written = Written(txn.id)
         topics: set[str] = set()
         answers: list[Answer] = []
         done: list[tuple[bytes, int]] = []
@@ -216,7 +210,7 @@ class Engine:
         return answers
 
     def _apply(
-        self, txn: WriteTxn, request: Request, written: _Written, now_ns: int, commit_no: int
+        self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
     ) -> Answer:
         if request.resent:
             known = self._outcomes.get((request.client, request.no))
@@ -224,9 +218,8 @@ class Engine:
                 return known
             if request.snapshot < self._forgotten_id:
                 raise CommitUnknown(txn_no=request.no)
-        self._validate(request, written)
-        for guard in request.guards:
-            check_guard(txn, guard, now_ns, self.generation)
+        self._ring.check(request, written)
+        check_guards(txn, request, now_ns, self.generation)
         if request.calls or request.appends or request.adds:
             return self._execute(txn, request, written, now_ns, commit_no)
         _write(txn, request.puts.items(), request.deletes)
@@ -235,22 +228,9 @@ class Engine:
         return Answer(request.no, None, commit_no)
 
     def _execute(
-        self, txn: WriteTxn, request: Request, written: _Written, now_ns: int, commit_no: int
+        self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
     ) -> Answer:
-        apply = ApplyTxn(txn, now_ns=now_ns, generation=self.generation)
-        apply.writes.update(request.puts)
-        apply.writes.update(dict.fromkeys(request.deletes))
-        seqs = [apply.append(space, value).value for space, value in request.appends]
-        for key, n in request.adds.items():
-            apply.add(key, n)
-        results = []
-        for name, args in request.calls:
-            called = resolve(name)
-            try:
-                arguments = called.decode_args(bytes(args))
-            except msgspec.MsgspecError as error:
-                raise Invalid(what="operation", name=name, why=str(error)) from None
-            results.append(msgspec.Raw(codec.pack(called.fn(apply, *arguments))))
+        apply, seqs, results = execute(txn, request, now_ns, self.generation)
         _write(
             txn,
             [(key, value) for key, value in apply.writes.items() if value is not None],
@@ -260,34 +240,14 @@ class Engine:
         written.topics.update(apply.topics)
         return Answer(request.no, None, commit_no, seqs, results)
 
-    def _validate(self, request: Request, written: _Written) -> None:
-        reads, ranges, snapshot = request.reads, request.ranges, request.snapshot
-        if not reads and not ranges:
-            return
-        if snapshot < self._oldest:
-            raise Conflict(why="the snapshot is too old to be validated")
-        if written.keys:
-            written.check(reads, ranges)
-        for past in reversed(self._ring):
-            if past.id <= snapshot:
-                break
-            past.check(reads, ranges)
-
     def _remember(
         self,
-        written: _Written,
+        written: Written,
         done: list[tuple[bytes, int]],
         kept: list[Answer],
         topics: set[str],
     ) -> None:
-        self._ring.append(written)
-        self._ring_keys += len(written.keys)
-        while len(self._ring) > RING_COMMITS_MAX or self._ring_keys > RING_KEYS_MAX:
-            if len(self._ring) == 1:
-                break
-            dropped = self._ring.popleft()
-            self._ring_keys -= len(dropped.keys)
-            self._oldest = dropped.id
+        self._ring.add(written)
         self._outcomes.update(zip(done, kept, strict=True))
         self._outcome_ring.append((written.id, done))
         while len(self._outcome_ring) >= OUTCOMES_KEPT or (
@@ -398,47 +358,6 @@ def _write(txn: WriteTxn, puts: Iterable[Row], deletes: Iterable[bytes]) -> None
         raise _Unwritable(error) from None
 
 
-class _Written:
-    """The keys of one commit, to validate later readers against."""
-
-    __slots__ = ("_fresh", "_sorted", "id", "keys", "topics")
-
-    def __init__(self, id: int) -> None:
-        self.id = id
-        self.keys: set[bytes] = set()
-        self.topics: set[str] = set()
-        # In order, for ranges; filled when the first range is looked at.
-        self._sorted: list[bytes] = []
-        self._fresh: list[bytes] = []
-
-    def add(self, keys: Iterable[bytes]) -> None:
-        self.keys.update(keys)
-        self._fresh.extend(keys)
-
-    def check(self, reads: list[bytes], ranges: list[tuple[bytes, bytes]]) -> None:
-        if not self.keys.isdisjoint(reads):
-            raise Conflict(why="a key that was read has changed")
-        for lo, hi in ranges:
-            self._sort()
-            at = bisect_left(self._sorted, lo)
-            if at < len(self._sorted) and self._sorted[at] < hi:
-                raise Conflict(why="a range that was read has changed")
-
-    def _sort(self) -> None:
-        if len(self._fresh) > _SORT_ANEW:
-            self._sorted += self._fresh
-            self._sorted.sort()
-        else:
-            for key in self._fresh:
-                insort(self._sorted, key)
-        self._fresh.clear()
-
-
-def written_by(id: int) -> _Written:
-    """What a commit writes, to be filled: for engines beside this one."""
-    return _Written(id)
-
-
 def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: bool) -> None:
     """Document 001's guard: matching goes on, missing needs bootstrap, anything else refuses."""
     if found is None:
@@ -454,7 +373,5 @@ def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: b
         raise SchemaMismatch(found=list(version), expected=list(expected))
 
 
-# Above this many new keys it is cheaper to sort all than to insert each.
-_SORT_ANEW = 64
 _OUTCOME_HEAD = msgspec.msgpack.Decoder(tuple[int, int, int, msgspec.Raw, msgspec.Raw])
 _OUTCOME_ROW = msgspec.msgpack.Decoder(tuple[int, int, int, list[bytes], list[Answer]])

@@ -12,7 +12,6 @@ under way any more, and looks.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -21,16 +20,14 @@ import psycopg
 
 from holdfast import codec
 from holdfast.clock import SYSTEM, Anchor, Clock, S, anchor
-from holdfast.config import RING_COMMITS_MAX, RING_KEYS_MAX
-from holdfast.errors import CommitUnknown, Conflict, HoldfastError, Invalid, to_wire
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, to_wire
 from holdfast.store import schema
-from holdfast.store.api import resolve
-from holdfast.store.engine import Answer, Request, guard_schema, written_by
+from holdfast.store.applying import Ring, Written, check_guards, execute
+from holdfast.store.engine import Answer, Request, guard_schema
 from holdfast.store.pg import server
 from holdfast.store.pg.rows import Cache, PgTxn, get
 from holdfast.store.pg.server import Connection, Unreachable
 from holdfast.store.pg.topics import payload
-from holdfast.store.txn import ApplyTxn, check_guard
 
 # Keys that a commit names; of more, it says that all may have changed.
 KEYS_NAMED_MAX = 5_000
@@ -67,9 +64,6 @@ class PgEngine:
         self._ring_topics = ring
         self._client = clock.entropy(8)
         self._cache = Cache()
-        self._commits: deque[Any] = deque()
-        self._commit_keys = 0
-        self._oldest = 0
         self.commit_no = 0
         self._last_ns = 0
         self.retries = 0
@@ -126,7 +120,7 @@ class PgEngine:
             now_ns = self._begin(connection)
             commit_no = self.commit_no + 1
             txn = PgTxn(connection, self._cache, commit_no)
-            written = written_by(commit_no)
+            written = Written(commit_no)
             topics: set[str] = set()
             answers: list[Answer] = []
             done = 0
@@ -154,7 +148,7 @@ class PgEngine:
         self._finish(connection, txn, now_ns, commit_no, sorted(topics), answers)
         self.commit_no = commit_no
         self._cache.keep(txn.writes.items())
-        self._remember(written)
+        self._ring.add(written)
         self._ring_topics(commit_no, sorted(topics))
         return answers
 
@@ -175,46 +169,29 @@ class PgEngine:
         if len(commits) >= 5000 or (commits and commits[0][0] != self.commit_no + 1):
             # More than anybody wants to go through, or forgotten already.
             self._cache.forget(None)
-            self._commits.clear()
-            self._commit_keys = 0
             [(no, at_ns)] = self._connect().execute(_LAST).fetchall()
-            self.commit_no, self._oldest = int(no), int(no)
+            self.commit_no = int(no)
+            self._ring.forget(self.commit_no)
             self._last_ns = max(self._last_ns, int(at_ns))
             return
         for no, at_ns, packed, _ in commits:
             keys = None if packed is None else _keys_of(packed)
             self._cache.forget(keys)
-            written = written_by(no)
             if keys is None:
-                self._commits.clear()
-                self._commit_keys = 0
-                self._oldest = no
+                self._ring.forget(no)
             else:
+                written = Written(no)
                 written.add(keys)
-                self._remember(written)
+                self._ring.add(written)
             self.commit_no = no
             self._last_ns = max(self._last_ns, at_ns)
 
     def _apply(
-        self, txn: PgTxn, request: Request, written: Any, now_ns: int, commit_no: int
+        self, txn: PgTxn, request: Request, written: Written, now_ns: int, commit_no: int
     ) -> Answer:
-        self._validate(request, written)
-        for guard in request.guards:
-            check_guard(txn, guard, now_ns, self.generation)
-        apply = ApplyTxn(txn, now_ns=now_ns, generation=self.generation)
-        apply.writes.update(request.puts)
-        apply.writes.update(dict.fromkeys(request.deletes))
-        seqs = [apply.append(space, value).value for space, value in request.appends]
-        for key, n in request.adds.items():
-            apply.add(key, n)
-        results = []
-        for name, args in request.calls:
-            called = resolve(name)
-            try:
-                arguments = called.decode_args(bytes(args))
-            except msgspec.MsgspecError as error:
-                raise Invalid(what="operation", name=name, why=str(error)) from None
-            results.append(msgspec.Raw(codec.pack(called.fn(apply, *arguments))))
+        self._ring.check(request, written)
+        check_guards(txn, request, now_ns, self.generation)
+        apply, seqs, results = execute(txn, request, now_ns, self.generation)
         for key, value in apply.writes.items():
             if value is None:
                 txn.delete(key)
@@ -223,19 +200,6 @@ class PgEngine:
         written.add(apply.writes)
         written.topics.update(apply.topics)
         return Answer(request.no, None, commit_no, seqs, results)
-
-    def _validate(self, request: Request, written: Any) -> None:
-        reads, ranges, snapshot = request.reads, request.ranges, request.snapshot
-        if not reads and not ranges:
-            return
-        if snapshot < self._oldest:
-            raise Conflict(why="the snapshot is too old to be validated")
-        if written.keys:
-            written.check(reads, ranges)
-        for past in reversed(self._commits):
-            if past.id <= snapshot:
-                break
-            past.check(reads, ranges)
 
     def _finish(
         self,
@@ -282,16 +246,6 @@ class PgEngine:
         if row is not None and bytes(row[0]) == self._client:
             return self._answers
         return None
-
-    def _remember(self, written: Any) -> None:
-        self._commits.append(written)
-        self._commit_keys += len(written.keys)
-        while len(self._commits) > RING_COMMITS_MAX or self._commit_keys > RING_KEYS_MAX:
-            if len(self._commits) == 1:
-                break
-            dropped = self._commits.popleft()
-            self._commit_keys -= len(dropped.keys)
-            self._oldest = dropped.id
 
     # -- the connection --------------------------------------------------------------------------
 
@@ -340,7 +294,7 @@ class PgEngine:
                 self.commit_no, self._last_ns = (
                     (0, 0) if row is None else (int(row[0]), int(row[1]))
                 )
-                self._oldest = self.commit_no
+                self._ring = Ring(self.commit_no)
                 guard_schema(get(connection, schema.MARKER_KEY), expected, bootstrap=bootstrap)
                 found = get(connection, schema.META_KEY)
                 meta = None if found is None else codec.unpack_as(schema.Meta, found)
