@@ -71,6 +71,14 @@ bench-effects: setup  ## measure effects and timers beside Restate and DBOS
 bench-tasks: setup  ## measure tasks beside pgqueuer, huey, RabbitMQ and Restate
 	$(BIN)/python -m bench.peers --suite tasks --budget-s 3000
 
+.PHONY: bench-postgres
+bench-postgres: setup  ## measure all of it on PostgreSQL beside DBOS, pgqueuer and procrastinate
+	$(BIN)/python -m bench.peers --suite postgres --runs 3 --budget-s 4500
+
+.PHONY: bench-churn
+bench-churn: setup  ## a PostgreSQL under churn with a backlog of a thousand and of a million, MINUTES (30)
+	$(BIN)/python -m bench churn --minutes $(or $(MINUTES),30)
+
 # Unless BUDGET is given: both parts need longer than `make bench`.
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 

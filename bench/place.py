@@ -76,7 +76,15 @@ def new_directory(parent: Path) -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def writer_pid(path: Path) -> int:
+def writer_pid(path: Path | str) -> int:
+    """The process that writes a store; of a PostgreSQL on this machine, the parent of those that do."""
+    if isinstance(path, str):
+        import psycopg
+
+        with psycopg.connect(path) as connection:
+            row = connection.execute("select pg_read_file('postmaster.pid')").fetchone()
+        assert row is not None
+        return int(row[0].split()[0])
     with dial(path) as sock:
         return peer_of(sock)[0]
 

@@ -9,18 +9,22 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as bench
-from bench import history, report, table
+from bench import churn, footprint, history, report, table
 from bench.peers import __main__ as peers
 from bench.peers import processors, tally
 from bench.peers import report as peers_report
 from bench.peers import table as peers_table
 from bench.peers.effect_turns import HoldfastEffects
 from bench.peers.effect_workload import EffectAmount
+from bench.peers.pg_place import serving
+from bench.peers.pg_systems import HoldfastOnPostgres
+from bench.peers.pg_workload import PgAmount
 from bench.peers.suite import Goal, Suite
-from bench.peers.suites import EFFECTS, SUITES, TASKS
+from bench.peers.suites import EFFECTS, POSTGRES, SUITES, TASKS
 from bench.peers.tally import Tally
 from bench.peers.task_holdfast import HoldfastTasks
 from bench.peers.task_workload import TaskAmount
+from bench.peers.workload import Amount
 from bench.place import Place, Sizes
 from bench.record import Record, Spread, Target, against_raw, gather
 
@@ -241,6 +245,66 @@ def test_our_turn_of_tasks_yields_every_measure(tmp_path: Path) -> None:
             found |= getattr(turn, part)(amount)
     assert set(found) == set(TASKS.units) - {"raw"}
     assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(300)
+def test_our_turn_on_postgresql_yields_every_measure(tmp_path: Path) -> None:
+    amount = PgAmount(
+        Amount(per_key=2, hot=20, latency=5),
+        EffectAmount(chain_s=0.1, steps=5, timers=20, spread_s=0.1, lead_s=3.0),
+        TaskAmount(
+            seconds=0.1, batched=1000, small=100, large=300, drain_s=30.0, paced=10, idle_s=0.3
+        ),
+    )
+    found: dict[str, float] = {}
+    with serving(tmp_path), HoldfastOnPostgres().turn(tmp_path) as turn:
+        for part in POSTGRES.parts:
+            found |= getattr(turn, part)(amount)
+    assert set(POSTGRES.measures) - {"total"} <= set(found) <= set(POSTGRES.units)
+    assert all(value > 0 for value in found.values())
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("what", ["tasks", "queue"])
+def test_churn_tells_each_minute_and_the_ratios(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+) -> None:
+    file = tmp_path / "churn.json"
+    options = ["--what", what, "--backlogs", "50,200", "--minutes", "0.03", "--short", "0.03"]
+    assert bench.main(["churn", *options, "--dir", str(tmp_path), "--json", str(file)]) == 0
+    document = json.loads(file.read_text())
+    assert [one["backlog"] for one in document["minutes"]] == [50, 200]
+    assert all(one["rate"] > 0 for one in document["minutes"])
+    assert document["backlog 200 / 50"] > 0
+    assert "last minute / first" in capsys.readouterr().out
+
+
+def test_churn_compares_minutes_and_backlogs() -> None:
+    none = churn.Tables(0, 0, 0, 0, 0, 0)
+    rates = {1_000: (100.0, 300.0), 1_000_000: (80.0, 40.0)}
+    minutes = [
+        churn.Minute(backlog, at + 1, rate, 0.0, none)
+        for backlog, found in rates.items()
+        for at, rate in enumerate(found)
+    ]
+    assert churn.ratios_of(minutes) == {
+        "last minute / first, backlog 1,000": 3.0,
+        "last minute / first, backlog 1,000,000": 0.5,
+        "backlog 1,000,000 / 1,000": 0.3,
+    }
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(300)
+def test_a_footprint_has_a_line_for_each_kind(tmp_path: Path) -> None:
+    file = tmp_path / "footprint.json"
+    options = ["--items", "200", "--dir", str(tmp_path), "--json", str(file)]
+    assert bench.main(["footprint", *options]) == 0
+    found = json.loads(file.read_text())
+    assert [one["name"] for one in found] == list(footprint.BODIES)
+    assert all(one["wal_bytes"] > 0 and one["rows"] > 0 for one in found)
 
 
 def test_a_tally_has_when_each_task_was_sent_and_done(tmp_path: Path) -> None:

@@ -57,6 +57,13 @@ def _compare(args: argparse.Namespace, parts: list[str]) -> tuple[dict[str, Any]
     suite: Suite = args.suite
     HoldfastEffects.layout = args.layout
     chosen = args.systems or list(suite.systems)
+    with suite.ground(args.dir):
+        return _turns(args, suite, parts, chosen)
+
+
+def _turns(
+    args: argparse.Namespace, suite: Suite, parts: list[str], chosen: list[str]
+) -> tuple[dict[str, Any], list[Record]]:
     systems, absent = turns.prepare({name: suite.systems[name] for name in chosen})
     share = len(parts) / len(suite.parts)
     amount_of = turns.amounts(
@@ -105,7 +112,10 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
         prog="python -m bench.peers", description="Measure beside the peers."
     )
     parser.add_argument(
-        "--suite", choices=SUITES, default=WORLDS.name, help="worlds, effects with timers, or tasks"
+        "--suite",
+        choices=SUITES,
+        default=WORLDS.name,
+        help="worlds, effects with timers, tasks, or all on PostgreSQL",
     )
     parser.add_argument("--runs", type=int, default=5, help="how often every system takes a turn")
     parser.add_argument("--budget-s", type=float, default=USUAL_BUDGET_S, help="how long, roughly")

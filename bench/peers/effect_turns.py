@@ -15,10 +15,10 @@ from bench.peers.dbos_turn import Dbos
 from bench.peers.effect_workload import IN_FLIGHT, SHARES, STEPS_PER_S, EffectAmount
 from bench.peers.flows import STEPS
 from bench.peers.process import Load, Up
+from bench.peers.processors import used_ns
 from bench.peers.restate_turn import Restate
 from bench.peers.suite import percentile
 from bench.place import Place, writer_pid
-from bench.workers import cpu_ns
 from holdfast import __version__
 
 APP = "bench.peers.flows:app"
@@ -36,13 +36,20 @@ class HoldfastEffects:
     name = "holdfast"
     amount = EffectAmount()
     layout = "one"
+    # Where its store is made.
+    place = Place
 
     def settings(self) -> dict[str, str]:
         engine = ".".join(str(part) for part in lmdb.version())
-        roles = [" ".join(one) or "all roles" for one in LAYOUTS[self.layout]]
         return {
             "version": f"holdfast {__version__}, py-lmdb {lmdb.__version__}, LMDB {engine}",
             "durability": "embedded store, fsync on (LMDB sync=True), group commit",
+            **self.ways(),
+        }
+
+    def ways(self) -> dict[str, str]:
+        roles = [" ".join(one) or "all roles" for one in LAYOUTS[self.layout]]
+        return {
             "processes": f"`holdfast up`, one process each: {'; '.join(roles)}. "
             "Besides them the store's writer, and the client",
             "chains": "worlds that stand: an event, whose effect's receipt wants the next effect; "
@@ -56,7 +63,7 @@ class HoldfastEffects:
 
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[Any]:
-        with running(Place(directory), self.layout) as (client, roles, path):
+        with running(self.place(directory), self.layout) as (client, roles, path):
             yield HoldfastTurn(client, roles, path)
 
 
@@ -102,10 +109,10 @@ class HoldfastTurn:
             "roles_us": [role.pid for role in self._roles],
             "writer_us": [self._writer],
         }
-        before = {name: sum(map(cpu_ns, pids)) for name, pids in groups.items()}
+        before = {name: used_ns(pids) for name, pids in groups.items()}
         names = self._worlds[:count]
         answer = self._ask("chains", names=names, seconds=seconds, is_async=is_async)
-        used = {name: sum(map(cpu_ns, pids)) - before[name] for name, pids in groups.items()}
+        used = {name: used_ns(pids) - before[name] for name, pids in groups.items()}
         steps = answer["steps"]
         return {"chains": answer["rate"], **{name: ns / 1000 / steps for name, ns in used.items()}}
 

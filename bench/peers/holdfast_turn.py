@@ -21,12 +21,19 @@ from holdfast import __version__
 class Holdfast:
     name = "holdfast"
     amount = Amount()
+    # Where its store is made.
+    place = Place
 
     def settings(self) -> dict[str, str]:
         engine = ".".join(str(part) for part in lmdb.version())
         return {
             "version": f"holdfast {__version__}, py-lmdb {lmdb.__version__}, LMDB {engine}",
             "durability": "embedded store, fsync on (LMDB sync=True), group commit",
+            **self.ways(),
+        }
+
+    def ways(self) -> dict[str, str]:
+        return {
             "handler": "a world's reducer, journaled; every role of app.open in one worker process",
             "batch": f"send_many of {BATCH} messages to {KEYS} worlds, one client",
             "senders": f"{SENDERS} threads of one client process calling send",
@@ -35,7 +42,7 @@ class Holdfast:
 
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[Turn]:
-        place = Place(directory)
+        place = self.place(directory)
         with (
             place.store("holdfast") as path,
             spawn("client", path=str(path)) as client,

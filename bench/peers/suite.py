@@ -1,13 +1,13 @@
 """What a comparison consists of: parts, measures, goals, and where its outcome is kept.
 
-There are three, `worlds`, `effects` and `tasks`; all run by the same turns and come out as the same
+There are four, `worlds`, `effects`, `tasks` and `postgres`; all run by the same turns and come out as the same
 tables.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -88,6 +88,8 @@ class Suite:
     page: Path
     introduction: str
     fairness: str
+    # What all systems stand on while they take their turns, made in a directory below the one given.
+    ground: Callable[[Path], AbstractContextManager[Any]] = nullcontext
 
     @property
     def units(self) -> dict[str, str]:

@@ -25,12 +25,19 @@ STOP_S = 20.0
 class HoldfastTasks:
     name = "holdfast"
     amount = TaskAmount()
+    # Where its store is made.
+    place = Place
 
     def settings(self) -> dict[str, str]:
         engine = ".".join(str(part) for part in lmdb.version())
         return {
             "version": f"holdfast {__version__}, py-lmdb {lmdb.__version__}, LMDB {engine}",
             "durability": "embedded store, fsync on (LMDB sync=True), group commit",
+            **self.ways(),
+        }
+
+    def ways(self) -> dict[str, str]:
+        return {
             "single": f"{CALLERS} coroutines that await `rt.submit_async`; `single_threads`: as many "
             "threads that call `rt.submit`",
             "batched": f"`rt.submit_many` of {BATCH:,}",
@@ -40,7 +47,7 @@ class HoldfastTasks:
 
     @contextlib.contextmanager
     def turn(self, directory: Path) -> Iterator[TaskTurn]:
-        with running(Place(directory)) as tasks:
+        with running(self.place(directory)) as tasks:
             yield OurTurn(tasks)
 
 

@@ -69,6 +69,11 @@ class PgqueuerTasks:
             "version": f"{', '.join(packages)}, PostgreSQL {version}",
             "durability": "its tables are logged (durable), "
             + ", ".join(f"{name} {value}" for name, value in found.items()),
+            **self.ways(),
+        }
+
+    def ways(self) -> dict[str, str]:
+        return {
             "single": f"{CALLERS} coroutines and a pool of 4 connections, which is the fastest: its "
             "trigger notifies, and commits that notify wait for each other. The pool's reset of a "
             "connection is left out",
@@ -82,14 +87,18 @@ class PgqueuerTasks:
     def turn(self, directory: Path) -> Iterator[TaskTurn]:
         with contextlib.ExitStack() as stack:
             tally = stack.enter_context(tally_file(directory))
-            postgres = stack.enter_context(self._role("postgres", str(directory / "pg")))
-            where = postgres.ask("where")
-            argv = (where["url"], str(tally))
+            url, pid = stack.enter_context(self.database(directory))
+            argv = (url, str(tally))
             producer = stack.enter_context(self._role("producer", *argv))
             producer.ask("install")
-            yield TaskTurn(
-                Loaded(producer, tally, lambda: self._role("worker", *argv), [where["pid"]])
-            )
+            yield TaskTurn(Loaded(producer, tally, lambda: self._role("worker", *argv), [pid]))
+
+    @contextlib.contextmanager
+    def database(self, directory: Path) -> Iterator[tuple[str, int]]:
+        """Its URL, and the process of the server."""
+        with self._role("postgres", str(directory / "pg")) as postgres:
+            where = postgres.ask("where")
+            yield where["url"], where["pid"]
 
     def _role(self, role: str, *argv: str) -> Load:
         return Load([self._python, HERE / "pgqueuer_tasks.py", role, *argv])

@@ -33,6 +33,8 @@
         ├── StoreFull
         ├── StoreReadOnly
         ├── SchemaMismatch
+        ├── StoreMoved        go on in the place that it names
+        ├── CopyUnfinished    run the copy again, or remove what there is of it
         └── NetworkFilesystem
 
 An error carries fields, not prose: `Fenced(resource=..., held=3, current=4)`. `code` is stable
@@ -131,6 +133,16 @@ class Busy(HoldfastError):
     retryable = True
 
 
+class NotYet(Busy):
+    code = "not_yet"
+    hint = "there is nothing to do for this request so far"
+
+
+class Withdrawn(Busy):
+    code = "withdrawn"
+    hint = "whoever sent this request has called it back"
+
+
 class Held(Busy):
     code = "held"
 
@@ -219,6 +231,16 @@ class StoreReadOnly(StoreError):
 class SchemaMismatch(StoreError):
     code = "schema_mismatch"
     hint = "nothing was changed; use the version of holdfast that wrote this store"
+
+
+class StoreMoved(StoreError):
+    code = "store_moved"
+    hint = "this store was moved; use the one that it was moved to"
+
+
+class CopyUnfinished(StoreError):
+    code = "copy_unfinished"
+    hint = "run the same `holdfast store copy` again: it goes on where it ended"
 
 
 class NetworkFilesystem(StoreError):

@@ -12,6 +12,7 @@ from holdfast.authority.lease import AuthorityLease, State
 from holdfast.authority.readiness import (
     Blocker,
     Facts,
+    Mail,
     Reason,
     Subject,
     Trouble,
@@ -198,6 +199,16 @@ def test_the_backlog_is_in_the_snapshot() -> None:
     }
 
 
+def test_mail_that_waits_for_another_store_is_counted_and_warned_of_and_blocks_nobody() -> None:
+    facts = replace(WELL, mail=(Mail("south", 3, held_up=True), Mail("west", 1, held_up=False)))
+    found = derive_readiness(facts, NOW)
+    assert found.ready
+    assert found.mail == {"south": 3, "west": 1}
+    [warning] = found.warnings
+    assert warning.reason is Reason.MAIL_WAITING
+    assert "3 messages wait for south" in warning.text
+
+
 # Each fact, and another value for it. Whatever is known must be able to change what is told.
 OTHER_FACTS: dict[str, object] = {
     "universe": "shop",
@@ -210,6 +221,7 @@ OTHER_FACTS: dict[str, object] = {
     "schema": Trouble("schema_mismatch"),
     "workers_live": 0,
     "worlds": {"active": 1},
+    "mail": (Mail("south", 3, held_up=True),),
     "subjects": (Subject("id-ada", "Account/ada", (PARKED,)),),
     "subjects_omitted": 1,
     "observed": False,
@@ -235,6 +247,7 @@ CAUSES: dict[Reason, Facts] = {
         for reason in (Reason.WORLD_PAUSED, Reason.WORLD_PARKED, Reason.RUN_HALTED)
     },
     Reason.NO_LIVE_WORKER: replace(WELL, workers_live=0),
+    Reason.MAIL_WAITING: replace(WELL, mail=(Mail("south", 3, held_up=True),)),
 }
 
 

@@ -13,7 +13,9 @@ from holdfast.clock import SimClock
 from holdfast.store.api import Store
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.rows import LmdbBackend
+from tests.postgres import fresh_url
 
 Opener = Callable[[Path, SimClock], Iterator[Store]]
 
@@ -30,7 +32,16 @@ def open_lmdb_local(path: Path, clock: SimClock) -> Iterator[Store]:
     backend.close()
 
 
-SIMULATED: dict[str, Opener] = {"memory": open_memory, "lmdb-local": open_lmdb_local}
+def open_postgres(path: Path, clock: SimClock) -> Iterator[Store]:
+    with PostgresStore(fresh_url(), clock=clock) as store:
+        yield store
+
+
+SIMULATED: dict[str, Opener] = {
+    "memory": open_memory,
+    "lmdb-local": open_lmdb_local,
+    "postgres": open_postgres,
+}
 OPENERS: dict[str, Opener] = {**SIMULATED}
 
 

@@ -15,6 +15,7 @@ from holdfast.durable.lease import LEASE, Event, Lease, State
 from holdfast.errors import Fenced, Held, IllegalTransition, Invalid, NotFound
 from holdfast.store.api import Store, Txn
 from holdfast.store.local import LocalStore
+from holdfast.store.postgres import PostgresStore
 from holdfast.store.memory import MemoryBackend
 
 MODULES = ("holdfast.durable.lease",)
@@ -38,10 +39,10 @@ def kinds(store: Store) -> list[tuple[str, str, int]]:
     return [(e.kind, e.worker, e.epoch) for e in store.read(lease.events, 0, 100)]
 
 
-def restored(store: Store) -> None:
+def restored(store: Any) -> None:
     """What a restore does to a store: the same rows under a higher generation."""
-    assert isinstance(store, LocalStore)
-    store.engine.generation += 1
+    engine = store._engine if isinstance(store, PostgresStore) else store.engine
+    engine.generation += 1
 
 
 # -- granting ------------------------------------------------------------------------------------

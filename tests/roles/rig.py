@@ -25,8 +25,8 @@ ROUNDS_MAX = 1000
 
 
 class Rig(worlds.Rig):
-    def __init__(self, app: Any = shop.app) -> None:
-        super().__init__(app)
+    def __init__(self, app: Any = shop.app, backend: Any = None) -> None:
+        super().__init__(app, backend)
         shop.outside.reset()
         self.outside = shop.outside
         self.host = self.worker(idle_s=1e6)

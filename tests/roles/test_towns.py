@@ -27,7 +27,8 @@ from holdfast.ops import pending
 from holdfast.roles import receipts
 from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.crew import RunnerRole
-from holdfast.roles.fabric import BATCH, Fabric, Peers
+from holdfast.roles.fabric import BATCH, Fabric
+from holdfast.roles.peers import Peers
 from holdfast.runner import Runner
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend

@@ -138,13 +138,21 @@ def app_of(universe: str) -> hf.App:
 
 
 class Town(Rig):
-    """One universe, its worlds and its pool. It shares the clock of its neighbour, or its store."""
+    """One universe, its worlds and its pool. It shares the clock of its neighbour, or its store, which is of
+    one kind in any case."""
 
     def __init__(
-        self, universe: str, neighbour: Town | None = None, *, together: bool = False
+        self,
+        universe: str,
+        neighbour: Town | None = None,
+        *,
+        together: bool = False,
+        kind: str = "memory",
     ) -> None:
         clock = SimClock() if neighbour is None else neighbour.clock
-        worlds.Rig.__init__(self, app_of(universe), clock=clock)
+        self.kind = kind if neighbour is None else neighbour.kind
+        backend = worlds.rows_on("memory" if together else self.kind)
+        worlds.Rig.__init__(self, app_of(universe), backend, clock=clock)
         if neighbour is not None and together:
             self.store, self.backend = neighbour.store, neighbour.backend
             self.runtime = Runtime(self.app, self.store, roles=(), clock=self.clock)

@@ -9,8 +9,10 @@ from holdfast.clock import MS, SimClock
 from holdfast.durable import queue
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.runner import Handler, Policy, Runner, Tick, Work
+from holdfast.store.api import Store
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend, MemoryTxn
+from tests.postgres import PgRows, Verdict
 
 QUEUE = "inbox"
 TIMERS = "timers"
@@ -51,11 +53,33 @@ class FaultyTxn(MemoryTxn):
             raise CommitUnknown()
 
 
-class Rig:
+class FaultyPgRows(PgRows):
+    """The same on PostgreSQL."""
+
     def __init__(self) -> None:
+        super().__init__()
+        self.faults: deque[str | HoldfastError] = deque()
+
+    def verdict(self) -> Verdict:
+        fault = self.faults.popleft() if self.faults else FINE
+        kept = fault in (FINE, KEPT)
+        self.commits += kept
+        if isinstance(fault, HoldfastError):
+            return Verdict(kept, fault)
+        return Verdict(kept, None if fault == FINE else CommitUnknown())
+
+
+class Rig:
+    def __init__(self, kind: str = "memory") -> None:
         self.clock = SimClock()
-        self.backend = FaultyBackend()
-        self.store = LocalStore("memory:", self.backend, self.clock)
+        self.backend: Any
+        self.store: Store
+        if kind == "postgres":
+            self.backend = FaultyPgRows()
+            self.store = self.backend.open(self.clock)
+        else:
+            self.backend = FaultyBackend()
+            self.store = LocalStore("memory:", self.backend, self.clock)
         self.handled: list[Work] = []
 
     def put(self, *payloads: bytes, to: str = QUEUE) -> list[int]:

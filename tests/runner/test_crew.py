@@ -393,6 +393,18 @@ def test_no_more_handlers_run_at_once_than_there_are_hands_however_much_is_ahead
     assert stage.play.most_inside == 3
 
 
+def test_one_that_comes_alone_is_begun_at_once_although_the_hands_awake_are_busy(
+    stage: Stage,
+) -> None:
+    crew = stage.warmed_up(3)
+    crew.give(stage.works(b"slow"))
+    until(lambda: stage.play.inside == {b"slow"})
+    crew.give(stage.works(b"slower"))
+    until(lambda: stage.play.inside == {b"slow", b"slower"})
+    crew.give(stage.works(b"quick"))
+    assert collect(crew, 1) == [b"quick"]
+
+
 def test_a_slow_handler_among_quick_ones_does_not_hold_up_the_line(stage: Stage) -> None:
     crew = stage.warmed_up(2)
     quick = [b"quick %d" % n for n in range(10)]

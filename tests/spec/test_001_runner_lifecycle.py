@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 import threading
+from collections.abc import Iterator
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
@@ -37,6 +38,7 @@ from holdfast.runner import (
 from holdfast.runner.boot import check_spaces, spaces
 from holdfast.runner.frames import Flag, Kind, Message, encode_message
 from holdfast.store import schema
+from tests.postgres import RIGS
 from tests.runner.rig import FINE, QUEUE, TIMERS, Crash, Rig, Scripted
 
 MODULES = ("holdfast.runner.boot", "holdfast.runner.runner")
@@ -58,9 +60,11 @@ MESSAGE = Message(
 FRAME = encode_message(MESSAGE)
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+@pytest.fixture(params=RIGS)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(request.param)
+    yield made
+    made.store.close()
 
 
 def remark(rig: Rig, marker: bytes | None) -> None:

@@ -7,7 +7,7 @@ we built and its rule says so. Timers and fabric have files of their own.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -23,9 +23,10 @@ from holdfast.roles import receipts
 from holdfast.runner.faults import Refused
 from holdfast.world import ingress, publish
 from holdfast.world.publish import effects
+from tests.postgres import RIGS
 from tests.roles.rig import Rig
 from tests.roles.shop import Buyer, Dropped, Ordered, Shipped, Slept, Woken, Wrote
-from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash
+from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, rows_on
 
 MODULES = (
     "holdfast.world.publish",
@@ -37,9 +38,11 @@ MODULES = (
 PAY = effects("shop", "pay")
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+@pytest.fixture(params=RIGS)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(backend=rows_on(request.param))
+    yield made
+    made.store.close()
 
 
 def receipts_in(world: Any) -> list[Receipt]:

@@ -5,6 +5,7 @@ Where the design settles a rule differently, the test guards what we built and i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
@@ -29,6 +30,7 @@ from holdfast.messages import (
     WorldName,
 )
 from holdfast.world import fabric, publish
+from tests.postgres import RIGS
 from tests.roles.towns import Letter, Ship, Town, Want, Write
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash
 from tests.world.test_ingress import fill
@@ -44,9 +46,11 @@ MODULES = (
 )
 
 
-@pytest.fixture
-def north() -> Town:
-    return Town("north")
+@pytest.fixture(params=RIGS)
+def north(request: pytest.FixtureRequest) -> Iterator[Town]:
+    made = Town("north", kind=request.param)
+    yield made
+    made.store.close()
 
 
 @pytest.fixture
@@ -55,8 +59,10 @@ def south(north: Town) -> Town:
 
 
 @pytest.fixture
-def east(north: Town) -> Town:
-    return Town("east", north)
+def east(north: Town) -> Iterator[Town]:
+    made = Town("east", north)
+    yield made
+    made.store.close()
 
 
 def names(kind: type[Any]) -> list[str]:

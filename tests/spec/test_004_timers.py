@@ -6,6 +6,7 @@ Where the design settles a rule differently, the test guards what we built and i
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -20,9 +21,10 @@ from holdfast.roles import firing
 from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.world import timers
+from tests.postgres import RIGS
 from tests.roles.rig import Rig
 from tests.roles.shop import Ordered, Planned, Repeated, Slept, Unset, Woken
-from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash
+from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, rows_on
 
 MODULES = (
     "holdfast.world.timers",
@@ -34,9 +36,11 @@ MODULES = (
 DELAYS, CALENDAR = timers.delays("shop"), timers.calendar("shop")
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+@pytest.fixture(params=RIGS)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(backend=rows_on(request.param))
+    yield made
+    made.store.close()
 
 
 def pending(txn: Txn, name: str) -> list[tuple[int, Intent]]:

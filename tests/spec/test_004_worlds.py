@@ -28,6 +28,7 @@ from holdfast.world.ingress import enqueue
 from holdfast.world.publish import effects
 from holdfast.world.tenure import Granted
 from holdfast.world.timers import delays
+from tests.postgres import RIGS
 from tests.world import bank
 from tests.world.rig import (
     CRASH_AFTER,
@@ -37,6 +38,7 @@ from tests.world.rig import (
     UNKNOWN_BEFORE,
     Crash,
     Rig,
+    rows_on,
 )
 
 MODULES = (
@@ -64,9 +66,11 @@ QUOTES = effects("bank", "fx.quote")
 Handle = hf.WorldHandle[Any]
 
 
-@pytest.fixture
-def rig() -> Rig:
-    return Rig()
+@pytest.fixture(params=RIGS)
+def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    made = Rig(backend=rows_on(request.param))
+    yield made
+    made.store.close()
 
 
 def acquire(rig: Rig, handle: Handle, worker: str, incarnation: str = "1") -> Granted:

@@ -15,7 +15,7 @@ from holdfast.store.api import Txn
 from holdfast.store.pg import engine as engines
 from holdfast.store.pg.server import Denied, Unreachable, without_password
 from holdfast.store.postgres import PostgresStore
-from tests.postgres import fresh_url, server
+from tests.postgres import admin, fresh_url, in_database, server
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -155,12 +155,12 @@ def test_a_store_of_a_newer_release_is_refused(url: str) -> None:
 
 def test_a_database_that_is_not_there_is_named() -> None:
     with pytest.raises(NotFound) as raised:
-        holdfast.store.open(server().replace("/postgres?", "/nowhere?"))
+        holdfast.store.open(in_database(server(18), "nowhere"))
     assert "nowhere" in str(raised.value)
 
 
 def test_a_role_without_privileges_is_denied(url: str) -> None:
-    with psycopg.connect(server(), autocommit=True) as connection:
+    with admin() as connection:
         connection.execute("DROP ROLE IF EXISTS guest")
         connection.execute("CREATE ROLE guest LOGIN")
     with pytest.raises(Denied):
@@ -225,12 +225,12 @@ def _cut(store: PostgresStore) -> None:
     """End the connection of the committer, on the server's side."""
     connection = store._engine._connection
     assert connection is not None
-    with psycopg.connect(server(), autocommit=True) as other:
+    with admin() as other:
         other.execute("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
 
 
 def _terminate(like: str) -> None:
-    with psycopg.connect(server(), autocommit=True) as connection:
+    with admin() as connection:
         connection.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE query LIKE %s AND pid <> pg_backend_pid() AND backend_type = 'client backend'",

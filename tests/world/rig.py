@@ -14,7 +14,7 @@ from holdfast.durable import inbox, journal, queue, snapshot
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import schema
-from holdfast.store.api import Txn
+from holdfast.store.api import Store, Txn
 from holdfast.store.engine import Backend
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend, MemoryTxn
@@ -22,6 +22,7 @@ from holdfast.world import catalog, redrive
 from holdfast.world.catalog import WorldRecord, subject_of
 from holdfast.world.host import Budgets, SnapshotPolicy
 from holdfast.world.kernel import World
+from tests.postgres import PgRows
 from tests.world import bank
 
 # What a commit meets. A crash is the caller's; the store goes on without it.
@@ -32,6 +33,11 @@ FAULTS = (CRASH_BEFORE, CRASH_AFTER, UNKNOWN_BEFORE, UNKNOWN_AFTER)
 
 class Crash(KeyboardInterrupt):
     """The process dies here."""
+
+
+def rows_on(kind: str) -> Any:
+    """Rows of a kind of store whose commits go wrong on demand: `memory`, `postgres`."""
+    return PgRows(Crash) if kind == "postgres" else FaultyBackend()
 
 
 class FaultyBackend(MemoryBackend):
@@ -73,13 +79,17 @@ class Rig:
     def __init__(
         self,
         app: hf.App = bank.app,
-        backend: Backend | None = None,
+        backend: Backend | PgRows | None = None,
         clock: SimClock | None = None,
     ) -> None:
         self.app = app
         self.clock = clock or SimClock()
-        self.backend = backend or FaultyBackend()
-        self.store = LocalStore("memory:", self.backend, self.clock)
+        self.backend: Any = backend or FaultyBackend()
+        self.store: Store = (
+            self.backend.open(self.clock)
+            if isinstance(self.backend, PgRows)
+            else LocalStore("memory:", self.backend, self.clock)
+        )
         self.runtime = Runtime(app, self.store, roles=(), clock=self.clock)
         self.universe = app.universe
 

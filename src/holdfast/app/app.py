@@ -117,9 +117,10 @@ class App:
     # -- running -------------------------------------------------------------------------------
 
     def open(
-        self, url: str | Store, *, roles: Iterable[str] | None = None, **options: Any
+        self, url: str | Store | None = None, *, roles: Iterable[str] | None = None, **options: Any
     ) -> Runtime:
-        """Open a store and run roles of this app in this process; see `Runtime`."""
+        """Open a store and run roles of this app in this process; see `Runtime`. Without a URL it is the
+        store of the universe, as `holdfast.toml` says."""
         from holdfast.app.runtime import Runtime
 
         return Runtime(self, url, roles=roles, **options)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import atexit
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.app import submitting
 from holdfast.app.app import App
 from holdfast.app.declare import World
 from holdfast.app.handle import WorldHandle
+from holdfast.app.locating import refuse_elsewhere
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.task_waiting import Waiting
 from holdfast.app.tasks import Submission
@@ -28,6 +30,7 @@ from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
+from holdfast.store.mapping import StoreMap, locate
 from holdfast.tasks import coordinator
 from holdfast.tasks.ids import parse_task
 from holdfast.tasks.rows import keys_of, limits_of
@@ -42,13 +45,14 @@ ROLES = ("orchestrator", "world", "adapter", "timer", "dispatch", "task")
 class Runtime:
     """Made by `app.open(url)`. Roles run in threads of this process; `roles=()` runs none.
 
-    A store that is open already may be given instead of a URL; then it stays open.
+    A store that is open already may be given instead of a URL; then it stays open. Without either it is
+    the store of the universe: `HOLDFAST_STORE`, else what `holdfast.toml` says, else `./data`.
     """
 
     def __init__(
         self,
         app: App,
-        url: str | Store,
+        url: str | Store | None = None,
         *,
         roles: Iterable[str] | None = None,
         universe: str | None = None,
@@ -79,25 +83,48 @@ class Runtime:
         self.incarnation = self.mint()
         self.worker = f"worker-{self.incarnation[:8]}" if worker is None else worker
         check_text("worker", self.worker)
+        mapped: StoreMap | None = None
+        if url is None:
+            url, mapped = locate(self.universe)
         self._opened = isinstance(url, str)
         check_peers(self.universe, stores or {})
-        self._peers = stores
+        self._peers = (
+            stores if mapped is None else mapped.elsewhere(self.universe) | dict(stores or {})
+        )
+        self._mapped = mapped
+        self._others: dict[str, Runtime] = {}
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
+        if mapped is not None:
+            try:
+                refuse_elsewhere(self.store, self.universe, mapped)
+            except BaseException:
+                self.store.close()
+                raise
         self.submitter = submitting.Submitter(self.store, self.universe)
         self.waiting = Waiting(self.store, self.universe, self.check)
         self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
         self._queues = queues
         self._concurrency = concurrency
         self._stop_grace_s = stop_grace_s
-        self.roles: list[Service] = [self._role(name, policy, kinds) for name in wanted]
-        self._join_hands()
-        for role in self.roles:
-            role.start()
+        self.roles: list[Service] = []
+        try:
+            made = [self._role(name, policy, kinds) for name in wanted]
+            self._join_hands(made)
+            for role in made:
+                self.roles.append(role)
+                role.start()
+        except BaseException:
+            # Nobody has us yet, so nobody else would stop what has begun.
+            self.close()
+            raise
         if self.roles:
             atexit.register(self._at_exit)
 
-    def world(self, kind: type[W], name: str) -> WorldHandle[W]:
-        return WorldHandle(self, kind, name)
+    def world(self, kind: type[W], name: str, *, universe: str | None = None) -> WorldHandle[W]:
+        """A world of this universe, or of another one, wherever that lives."""
+        if universe is None or universe == self.universe:
+            return WorldHandle(self, kind, name)
+        return WorldHandle(self._other(universe), kind, name)
 
     def send_many(self, items: Iterable[tuple[WorldHandle[Any], Any]]) -> list[int]:
         """Deliver many events in one commit, all or none, in order; their inbox seqs."""
@@ -141,6 +168,17 @@ class Runtime:
         handle.status()
         return handle
 
+    def _other(self, universe: str) -> Runtime:
+        """The same app as a client of another universe, by its route, or in this store without one."""
+        if universe not in self._others:
+            where = (self._peers or {}).get(universe)
+            if where is None and self._mapped is not None:
+                where = self._mapped.route(self.universe, universe)
+            self._others[universe] = Runtime(
+                self.app, where or self.store, roles=(), universe=universe, clock=self.clock
+            )
+        return self._others[universe]
+
     def _task_queues(self) -> list[str]:
         if self._queues is not None:
             # One name is not a list of letters.
@@ -177,6 +215,8 @@ class Runtime:
                 with contextlib.suppress(Exception):
                     role.join(30 + self._stop_grace_s)
         finally:
+            for other in self._others.values():
+                other.close()
             if self._opened:
                 self.store.close()
 
@@ -193,10 +233,10 @@ class Runtime:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def _join_hands(self) -> None:
+    def _join_hands(self, roles: Sequence[Service]) -> None:
         """Where effects are done beside their worlds, a receipt and what follows are one commit."""
-        workers = [role for role in self.roles if isinstance(role, WorldWorker)]
-        for role in self.roles:
+        workers = [role for role in roles if isinstance(role, WorldWorker)]
+        for role in roles:
             if isinstance(role, AdapterPool) and workers:
                 role.ride(workers[0].carriage)
 
@@ -210,6 +250,7 @@ class Runtime:
                 worker=self.worker,
                 kinds=kinds,
                 stores=self._peers,
+                routes=None if self._mapped is None else partial(self._mapped.route, self.universe),
                 # A dead process's effects go on when its worlds do.
                 claim_s=min(lease_ttl_s, CLAIM_S_MAX),
                 clock=self.clock,

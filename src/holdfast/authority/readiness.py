@@ -45,6 +45,7 @@ class Reason(Enum):
 
     # Of warnings.
     NO_LIVE_WORKER = "no_live_worker"
+    MAIL_WAITING = "mail_waiting"
 
 
 # -- what is known -------------------------------------------------------------------------------
@@ -78,6 +79,15 @@ class Subject:
     blockers: tuple[Blocker, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """Messages that wait for a universe in another store, and whether some were tried in vain."""
+
+    universe: str
+    waiting: int
+    held_up: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
     universe: str
@@ -93,6 +103,7 @@ class Facts:
     schema: Trouble | None = None
     workers_live: int = 0
     worlds: Mapping[str, int] = field(default_factory=dict)
+    mail: tuple[Mail, ...] = ()
     subjects: tuple[Subject, ...] = ()
     # How many more are not ready, beyond the bound on that list.
     subjects_omitted: int = 0
@@ -132,6 +143,8 @@ class ReadinessSnapshot(msgspec.Struct, frozen=True):
     worlds: dict[str, int]
     subjects_blocked: int
     subjects_omitted: int
+    # Messages that wait for universes in other stores.
+    mail: dict[str, int] = {}
 
 
 def derive_readiness(facts: Facts, now_ns: int) -> ReadinessSnapshot:
@@ -155,6 +168,7 @@ def derive_readiness(facts: Facts, now_ns: int) -> ReadinessSnapshot:
         worlds=dict(facts.worlds),
         subjects_blocked=blocked + facts.subjects_omitted,
         subjects_omitted=facts.subjects_omitted,
+        mail={one.universe: one.waiting for one in facts.mail},
     )
 
 
@@ -221,6 +235,10 @@ def _subjects(found: tuple[Subject, ...]) -> list[SubjectReadiness]:
 def _warnings(facts: Facts) -> Iterator[Blocker]:
     if facts.observed and not facts.workers_live:
         yield _blocker(Reason.NO_LIVE_WORKER, "no worker spoke lately under this authority")
+    for mail in facts.mail:
+        if mail.held_up:
+            text = f"{mail.waiting} messages wait for {mail.universe}, which was not reached"
+            yield _blocker(Reason.MAIL_WAITING, text)
 
 
 def _told(reason: Reason, trouble: Trouble) -> Blocker:

@@ -12,7 +12,7 @@ from holdfast.clock import MS, SYSTEM
 
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dest", metavar="DEST", help="a directory that does not exist, or is empty")
-    add_options(parser)
+    add_options(parser, universe=True)
 
 
 def run(args: argparse.Namespace) -> int:

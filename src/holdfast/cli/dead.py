@@ -45,17 +45,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listed.add_argument("--after", metavar="SEQ", type=int, default=0, help="begin after this one")
     listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
     add_conditions(listed)
-    add_options(listed)
+    add_options(listed, universe=True)
 
     shown = actions.add_parser("show", help="everything that was kept of one")
     shown.add_argument("queue", metavar="QUEUE")
     shown.add_argument("seq", metavar="SEQ", type=int)
-    add_options(shown)
+    add_options(shown, universe=True)
 
     redriven = actions.add_parser("redrive", help="put them back as new items with fresh counts")
     redriven.add_argument("queue", metavar="QUEUE")
     add_selection(redriven)
-    add_options(redriven)
+    add_options(redriven, universe=True)
 
 
 def run(args: argparse.Namespace) -> int:

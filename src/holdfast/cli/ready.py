@@ -1,7 +1,8 @@
 """`holdfast ready`: whether a store's universes can serve, or exactly why not.
 
 Exit code 0 means ready, 1 not. What blocks is told one per line. A world that is paused or parked
-is listed, but does not make its universe unready.
+is listed, but does not make its universe unready. A store that does not answer blocks all universes
+(`*`, unless one is named): that is an answer, too.
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ import msgspec
 from holdfast.authority.readiness import Blocker, ReadinessSnapshot
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.output import emit, printable
-from holdfast.cli.target import add_options, existing
-from holdfast.errors import NotFound
+from holdfast.cli.target import Chosen, add_options, each_store, existing
+from holdfast.errors import Busy, NotFound
 from holdfast.ops import inventory
-from holdfast.roles.readiness import look
+from holdfast.roles.readiness import away, look
+
+ALL = "*"
 
 
 class NoUniverse(NotFound):
@@ -29,15 +32,31 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with existing(args) as store:
-        names = [args.universe] if args.universe else store.read(inventory.universes)
-        if not names:
-            raise NoUniverse(what="universe", url=store.url)
-        found = [look(store, name) for name in names]
+    found = [one for chosen in each_store(args) for one in _told(chosen)]
     ready = all(one.ready for one in found)
     document = {"ready": ready, "universes": [msgspec.to_builtins(one) for one in found]}
     emit(args, document, "\n".join(line for one in found for line in _lines(one)))
     return EXIT_OK if ready else EXIT_FAILED
+
+
+def _told(chosen: Chosen) -> list[ReadinessSnapshot]:
+    try:
+        return _look(chosen.args)
+    except Busy as error:
+        return [away(name, error) for name in chosen.universes or [ALL]]
+    except NotFound as error:
+        # Where several are mapped, one that nobody has run yet is no reason to say nothing of the others.
+        if not chosen.universes:
+            raise
+        return [away(name, error) for name in chosen.universes]
+
+
+def _look(args: argparse.Namespace) -> list[ReadinessSnapshot]:
+    with existing(args) as store:
+        names = [args.universe] if args.universe else store.read(inventory.universes)
+        if not names:
+            raise NoUniverse(what="universe", url=store.url)
+        return [look(store, name) for name in names]
 
 
 def _lines(found: ReadinessSnapshot) -> list[str]:

@@ -14,12 +14,20 @@ from holdfast.cli.output import emit, waiting
 from holdfast.cli.target import add_options, directory_of, url_of
 from holdfast.clock import SYSTEM, S
 from holdfast.config import WriterLimits
-from holdfast.errors import StoreBusy
+from holdfast.errors import Invalid, StoreBusy
 from holdfast.store.backup import restore
+from holdfast.store.urls import scheme_of, shown
 
 # Beyond the time that an idle writer lingers, before the store counts as in use.
 GRACE_S = 1.0
 LOOK_S = 0.1
+
+
+class NotByUs(Invalid):
+    hint = (
+        "a store on PostgreSQL is restored as its database is: pg_restore, or base backup and archive; "
+        "stop every process first, and run `holdfast store restored` after it"
+    )
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -28,6 +36,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if scheme_of(url_of(args)) == "postgresql":
+        raise NotByUs(what="restore", url=shown(url_of(args)))
     source = Path(args.src)
     target = directory_of(url_of(args))
     with waiting("restoring (an idle writer leaves after a few seconds)"):

@@ -46,7 +46,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     listed = actions.add_parser("list", help="the latest run of each name")
     listed.add_argument("--after", metavar="NAME", default="", help="begin after this name")
     listed.add_argument("--limit", metavar="N", type=int, default=LIST_MAX, help=f"{LIST_MAX}")
-    add_options(listed)
+    add_options(listed, universe=True)
 
     shown = actions.add_parser("show", help="counts, calls, errors, output, and the next step")
     _add_run(shown)
@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _add_run(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="of the stage, or a run's id")
-    add_options(parser)
+    add_options(parser, universe=True)
 
 
 # -- looking -------------------------------------------------------------------------------------

@@ -1,18 +1,23 @@
-"""`holdfast store info`: what a store is and what its queues hold. Nothing is scanned for it."""
+"""`holdfast store info`: what a store is and what its queues hold. Nothing is scanned for it.
+
+`holdfast store copy` is in `store_copy`, `holdfast store restored` in `store_restored`.
+"""
 
 from __future__ import annotations
 
 import argparse
 from bisect import bisect_left
+from typing import NamedTuple
 
 from holdfast import codec
+from holdfast.cli import store_copy, store_restored
 from holdfast.cli.output import bytes_text, emit, fields, table, time_text
-from holdfast.cli.target import add_options, directory_of, existing, url_of
+from holdfast.cli.target import add_options, directory_of, existing, is_embedded, url_of
 from holdfast.config import OUTCOMES_KEPT
 from holdfast.durable import queue
 from holdfast.durable.queue import Counts
 from holdfast.store import schema, tuples
-from holdfast.store.api import Txn
+from holdfast.store.api import Store, Txn
 
 QUEUES_MAX = 100
 
@@ -20,22 +25,27 @@ QUEUES_MAX = 100
 def configure(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     info = actions.add_parser("info", help="url, generation, commits, size, queues")
-    add_options(info)
+    add_options(info, universe=True)
+    store_copy.configure(actions.add_parser("copy", help="move a store to another place, whole"))
+    store_restored.configure(actions.add_parser("restored", help=store_restored.HELP))
 
 
 def run(args: argparse.Namespace) -> int:
+    if args.action == "copy":
+        return store_copy.run(args)
+    if args.action == "restored":
+        return store_restored.run(args)
     with existing(args) as store:
-        commit_no = store.read(last_commit_no)
+        size = size_of(store, url_of(args))
         queues = store.read(queue_counts, QUEUES_MAX + 1)
         now_ns = store.now_ns()
-        file = (directory_of(url_of(args)) / "data.mdb").stat()
         document = {
             "url": store.url,
             "generation": store.generation,
-            "commit_no": commit_no,
+            "commit_no": size.commit_no,
             "now_ns": now_ns,
-            "bytes": file.st_size,
-            "disk_bytes": file.st_blocks * 512,
+            "bytes": size.bytes,
+            "disk_bytes": size.disk_bytes,
             "queues": [
                 {"queue": name}
                 | {state: getattr(counts, state) for state in counts.__struct_fields__}
@@ -47,12 +57,9 @@ def run(args: argparse.Namespace) -> int:
             [
                 ("url", store.url),
                 ("generation", str(store.generation)),
-                ("commits", commit_no),
+                ("commits", size.commit_no),
                 ("store time", f"{time_text(now_ns)} UTC"),
-                (
-                    "size",
-                    f"{bytes_text(file.st_size)} ({bytes_text(file.st_blocks * 512)} on disk)",
-                ),
+                ("size", f"{bytes_text(size.bytes)} ({bytes_text(size.disk_bytes)} on disk)"),
             ]
         )
         if queues:
@@ -65,6 +72,23 @@ def run(args: argparse.Namespace) -> int:
             text += "\n…" if len(queues) > QUEUES_MAX else ""
         emit(args, document, text)
     return 0
+
+
+class Size(NamedTuple):
+    commit_no: int
+    bytes: int
+    disk_bytes: int
+
+
+def size_of(store: Store, url: str) -> Size:
+    if not is_embedded(url):
+        from holdfast.store.postgres import PostgresStore
+
+        assert isinstance(store, PostgresStore)
+        commit_no, bytes = store.size()
+        return Size(commit_no, bytes, bytes)
+    file = (directory_of(url) / "data.mdb").stat()
+    return Size(store.read(last_commit_no), file.st_size, file.st_blocks * 512)
 
 
 def last_commit_no(txn: Txn) -> int:

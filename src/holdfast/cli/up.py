@@ -20,25 +20,31 @@ import sys
 import threading
 from typing import NamedTuple
 
+from holdfast.app.app import App
 from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.application import app_is_usage
 from holdfast.cli.http import add_http, guard_of, serving
-from holdfast.cli.target import add_options, url_of
-from holdfast.clock import Clock, S
+from holdfast.cli.target import add_options, is_embedded
+from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import TTL_NS_MAX
-from holdfast.errors import HoldfastError, Invalid
+from holdfast.errors import Busy, HoldfastError, Invalid
 from holdfast.ops.application import load_app
 from holdfast.ops.http.server import HttpServer
 from holdfast.roles.role import Service
 from holdfast.roles.task_worker import STOP_GRACE_S
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
+from holdfast.store.mapping import StoreMap, locate
+from holdfast.store.urls import shown
 
 # EX_TEMPFAIL: start it again.
 EXIT_STUCK = 75
 STUCK_S = 30.0
 LOOK_S = 0.05
 LAST_RESORT_S = 5.0
+# How long a server that is away is waited for at the start, and how often it is looked for.
+STORE_WAIT_S = 60.0
+STORE_PAUSE_S = 2.0
 
 
 class RoleFailed(HoldfastError):
@@ -99,6 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"park a world that was the reason so often ({policy.stuck_max})",
     )
     add_http(parser)
+    parser.add_argument("--universe", metavar="U", help="run as this one; else as the app says")
     add_options(parser)
 
 
@@ -113,17 +120,7 @@ def run(args: argparse.Namespace) -> int:
         signal.signal(number, lambda *_: _stop(told_to_stop))
     arm_last_resort(args.stuck_s)
     try:
-        runtime: Runtime = app.open(
-            url_of(args),
-            roles=args.role,
-            worker=args.worker,
-            policy=policy,
-            kinds=None if args.kinds is None else args.kinds.split(","),
-            queues=None if args.queues is None else args.queues.split(","),
-            concurrency=args.concurrency,
-            stop_grace_s=args.grace_s,
-            stores=peers,
-        )
+        runtime = opened(args, app, policy, peers, told_to_stop)
         with (
             Watchdog(runtime.roles, runtime.clock, args.stuck_s),
             runtime,
@@ -131,12 +128,49 @@ def run(args: argparse.Namespace) -> int:
         ):
             if _await_first_round(runtime, told_to_stop):
                 _say_ready(args, runtime, http)
+                _say_others(args, runtime)
             while not told_to_stop.wait(LOOK_S):
                 require_running([*runtime.roles, *([http] if http else [])])
     finally:
         faulthandler.cancel_dump_traceback_later()
     _require_sound(runtime.roles)
     return EXIT_OK
+
+
+def opened(
+    args: argparse.Namespace,
+    app: App,
+    policy: WorkerPolicy,
+    peers: dict[str, str],
+    told_to_stop: threading.Event,
+) -> Runtime:
+    """Open the store and start the roles. A server that is away is waited for: it may have restarted
+    together with us."""
+    universe = args.universe or app.universe
+    url, mapped = locate(universe, args.store)
+    until_ns = SYSTEM.mono_ns() + int(STORE_WAIT_S * S)
+    while True:
+        try:
+            return app.open(
+                # By what maps it, so that mail finds the stores of others.
+                url if mapped is None else None,
+                roles=args.role,
+                universe=universe,
+                worker=args.worker,
+                policy=policy,
+                kinds=None if args.kinds is None else args.kinds.split(","),
+                queues=None if args.queues is None else args.queues.split(","),
+                concurrency=args.concurrency,
+                stop_grace_s=args.grace_s,
+                stores=peers,
+            )
+        except Busy as error:
+            if is_embedded(url) or told_to_stop.is_set() or SYSTEM.mono_ns() >= until_ns:
+                raise
+            text = " ".join(str(error).split())
+            print(f"holdfast: waiting for the store: {text}", file=sys.stderr, flush=True)
+            arm_last_resort(args.stuck_s)
+            told_to_stop.wait(STORE_PAUSE_S)
 
 
 def policy_of(args: argparse.Namespace) -> WorkerPolicy:
@@ -207,6 +241,15 @@ def _say_ready(args: argparse.Namespace, runtime: Runtime, http: HttpServer | No
         print(json.dumps(document), flush=True)
     else:
         print(f"ready {runtime.worker}" + (f" {url}" if url else ""), flush=True)
+
+
+def _say_others(args: argparse.Namespace, runtime: Runtime) -> None:
+    """The universes that are mapped by name and run elsewhere, with the command for each."""
+    mapped: StoreMap | None = locate(runtime.universe, args.store).stores
+    for name, url in {} if mapped is None else mapped.named.items():
+        if name != runtime.universe:
+            command = f"holdfast up MODULE:APP --universe {name}"
+            print(f"holdfast: not run here: {name} in {shown(url)}: {command}", file=sys.stderr)
 
 
 # -- the watchdog --------------------------------------------------------------------------------

@@ -138,6 +138,7 @@ def settle(
     joined: defaultdict[int, list[Then]] = defaultdict(list)
     for one in then:
         joined[one.of].append(one)
+    txn.prefetch(_rows_of(acks, fails))
     for index, token in enumerate(acks):
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)
@@ -172,6 +173,15 @@ def settle(
     for queue, tally in tallies.items():
         tally.save(txn, keys_of(queue))
     return ends
+
+
+def _rows_of(acks: Sequence[Token], fails: Sequence[Failure]) -> Iterator[bytes]:
+    for token in acks:
+        yield keys_of(token.queue).holds + pack_int(token.seq)
+    for failure in fails:
+        keys, packed_seq = keys_of(failure.claim.queue), pack_int(failure.claim.seq)
+        yield keys.holds + packed_seq
+        yield keys.items + packed_seq
 
 
 def _join(txn: Txn, then: Sequence[Then]) -> HoldfastError | None:
@@ -242,6 +252,7 @@ def extend(txn: Txn, claims: Sequence[Token], ttl_ns: int) -> list[int | None]:
     check_limit(len(claims), "claims")
     check_ttl(ttl_ns)
     answers: list[int | None] = []
+    txn.prefetch(_rows_of(claims, ()))
     for token in claims:
         keys = keys_of(token.queue)
         packed_seq = pack_int(token.seq)

@@ -128,6 +128,9 @@ def advance(txn: Txn, world: str, to_seq: int, arriving: int = 0) -> None:
             max=was + BATCH_MAX,
         )
     # Numbers have no gap, so each row is found by its key.
+    txn.prefetch(
+        keys.entries + tuples.pack_int(seq) for seq in range(was + 1, to_seq - arriving + 1)
+    )
     for seq in range(was + 1, to_seq - arriving + 1):
         key = keys.entries + tuples.pack_int(seq)
         row = txn.get(key)

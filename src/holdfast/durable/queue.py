@@ -232,7 +232,9 @@ def _next(
     get, by_seq = txn.get, keys.items
     found: list[_Ready] = []
     again = sum(was.expiries > 0 for _, _, was in beside)
-    for key, packed_seq in txn.scan(start, tuples.after(keys.ready), limit):
+    page = txn.scan(start, tuples.after(keys.ready), limit)
+    txn.prefetch(by_seq + packed_seq for _, packed_seq in page)
+    for key, packed_seq in page:
         row = get(by_seq + packed_seq)
         was = decode(row) if row is not None else items.load(txn, keys, packed_seq)
         alone = 0 < care.alone_from <= was.expiries
@@ -463,6 +465,9 @@ def _overdue(txn: Txn, keys: Keys, limit: int) -> list[Row]:
 
 
 def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tally) -> None:
+    txn.prefetch(
+        prefix + packed_seq for _, packed_seq in overdue for prefix in (keys.items, keys.holds)
+    )
     for _, packed_seq in overdue:
         item = items.whole(txn, keys, packed_seq)
         tried = items.tried(item, "expired", item.expires_ns, "claim_expired", "")
@@ -477,6 +482,7 @@ def _expire(txn: Txn, keys: Keys, overdue: list[Row], budget: Budget, tally: Tal
 
 def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
     due = txn.scan(keys.delayed, keys.delayed + pack_int(txn.now_ns + 1), limit)
+    txn.prefetch(keys.items + packed_seq for _, packed_seq in due)
     for key, packed_seq in due:
         _woken(txn, keys, key, packed_seq, items.load(txn, keys, packed_seq))
     if due:

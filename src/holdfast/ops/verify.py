@@ -23,7 +23,7 @@ from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal, snapshot
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.application import load_app
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Store, Txn, address_of
 from holdfast.world import catalog
 from holdfast.world.catalog import Status, subject_of
 from holdfast.world.kernel import World
@@ -133,7 +133,7 @@ def _checked(
         return
     left = set(wanted)
     try:
-        with _processes(min(jobs, len(shares)) or 1, store.url, app) as pool:
+        with _processes(min(jobs, len(shares)) or 1, address_of(store), app) as pool:
             for done in as_completed([pool.submit(_check_share, share) for share in shares]):
                 some = done.result()
                 left -= {Target(one.universe, one.world_id) for one in some}
@@ -145,7 +145,7 @@ def _checked(
 def _one_by_one(store: Store, wanted: list[Target], app: str | None) -> Iterator[list[Finding]]:
     while wanted:
         try:
-            with _processes(1, store.url, app) as pool:
+            with _processes(1, address_of(store), app) as pool:
                 while wanted:
                     yield pool.submit(_check_share, wanted[:1]).result()
                     del wanted[0]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import wait
 from typing import Any
 
@@ -72,11 +72,13 @@ class AdapterPool(RunnerRole):
         worker: str,
         kinds: Sequence[str] | None = None,
         stores: Mapping[str, str | Store] | None = None,
+        routes: Callable[[str], str | None] | None = None,
         claim_s: float = CLAIM_S,
         inline: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`kinds` says which effects to do, if not all; `stores` where other universes are.
+        """`kinds` says which effects to do, if not all; `stores` where other universes are, and `routes`
+        where those are that it does not name.
 
         `inline` does one call at a time, in the thread that ticks, and starts no other.
         """
@@ -100,13 +102,30 @@ class AdapterPool(RunnerRole):
         self._lapse_ns = int((LAPSE_S + 2 * max((a.timeout_s for a in billed), default=0)) * S)
         self._lapse_at_ns = 0 if billed else None
         self._effects = [self._runner(adapters[kind], worker) for kind in wanted]
-        self._fabric = Fabric(store, universe=universe, worker=worker, peers=stores, clock=clock)
+        self._fabric = Fabric(
+            store, universe=universe, worker=worker, peers=stores, routes=routes, clock=clock
+        )
+        self._fabric.hire = self._hire
+        self._leaving = False
         super().__init__([*self._effects, *self._fabric.runners])
 
     def ride(self, carrier: Carrier) -> None:
         """Let a world worker of this process settle what its worlds go on with."""
         for runner in self._effects:
             runner.ride(carrier)
+
+    def request_stop(self) -> None:
+        with self._starting:
+            self._leaving = True
+        super().request_stop()
+
+    def _hire(self, runner: Runner) -> bool:
+        with self._starting:
+            if self._leaving:
+                return False
+            runner.start()
+            self.runners.append(runner)
+        return True
 
     def join(self, timeout_s: float | None = None) -> None:
         try:

@@ -38,7 +38,8 @@ class RunnerRole:
         return all(one.state is not State.STOPPED for one in self.runners)
 
     def start(self) -> None:
-        for one in self.runners:
+        # One that has begun may hire more.
+        for one in list(self.runners):
             one.start()
         self.rounds = 1
 

@@ -18,22 +18,22 @@ again with backoff by one message at a time, and nothing else waits for it.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from holdfast import codec
-from holdfast import store as stores
 from holdfast.clock import SYSTEM, Clock
 from holdfast.config import ROUTE_ANNOUNCE_EVERY_NS, ROUTE_LOOK_NS_MAX
 from holdfast.durable import queue
 from holdfast.durable.queue import Claim
-from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Overloaded, StoreError
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Overloaded
 from holdfast.messages import FABRIC_SEND, Intent
 from holdfast.retry import Backoff, spread
 from holdfast.roles.crew import certain
-from holdfast.roles.sorting import Sorting
+from holdfast.roles.peers import Peers, Unreachable, open_existing
+from holdfast.roles.sorting import Sorting, look_again
 from holdfast.runner import Runner, Work
 from holdfast.runner.faults import transient
 from holdfast.runner.tick import Tick
@@ -52,21 +52,19 @@ HELD_MAX = 4 * BATCH
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 # A lane's claim covers a commit in another store.
 LANE_LEASE_MS = 5_000
+# Lanes of one pool; each has a thread.
+LANES_MAX = 256
 LANE_BACKOFF = Backoff(max_ns=30_000_000_000)
 SORTING_BACKOFF = Backoff(max_ns=ROUTE_LOOK_NS_MAX)
-
-
-class Unreachable(HoldfastError):
-    code = "unreachable"
-    retryable = True
-    hint = "the mail waits here and goes on by itself once the store can be reached"
 
 
 class Fabric:
     """The runners that work off a universe's waiting mail, and the stores they open for it.
 
-    `peers` says where other universes are: by URL, or as stores that are open, and stay so. `open`
-    opens a URL; it must not make a store where there is none.
+    `peers` says where other universes are: by URL, or as stores that are open, and stay so. `routes`
+    says it of universes that nobody named, by URL: a lane is made when the first mail for one comes, and
+    mail is brought there only once that store knows the universe, for a default takes any name, misspelled
+    ones too. `open` opens a URL; it must not make a store where there is none.
     """
 
     def __init__(
@@ -76,34 +74,66 @@ class Fabric:
         universe: str,
         worker: str,
         peers: Mapping[str, str | Store] | None = None,
+        routes: Callable[[str], str | None] | None = None,
         open: Callable[[str], Store] | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         check_peers(universe, peers or {})
+        self._store = store
+        self._universe = universe
+        self._worker = worker
+        self._clock = clock
+        self._routes = routes
         self._peers = Peers(peers or {}, open or open_existing)
-        self.runners = [
+        self._lanes: set[str] = set()
+        # Starts a runner that is made later; whether it could.
+        self.hire: Callable[[Runner], bool] = lambda runner: False
+        self.runners: list[Runner] = [
             Runner(
                 store,
                 publish.effects(universe, FABRIC_SEND),
-                Sorting(store, universe, frozenset(peers or ())),
+                Sorting(store, universe, self._leads_to),
                 worker=f"{worker}/{FABRIC_SEND}",
                 policy=replace(certain(max_batch=BATCH), backoff=SORTING_BACKOFF),
                 clock=clock,
-            )
+            ),
+            *(self._lane(peer) for peer in peers or ()),
         ]
-        for number, peer in enumerate(peers or (), 1):
-            lane = Lane(store, self._peers, peer, clock)
-            self.runners.append(
-                LaneRunner(
-                    store,
-                    outbox.lane(universe, peer),
-                    lane,
-                    announced=Announced(store, universe, peer, clock),
-                    worker=f"{worker}/{FABRIC_SEND}/{number}",
-                    policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
-                    clock=clock,
-                )
-            )
+        if routes is not None:
+            # What an earlier pool had a lane for, and may have left mail in.
+            for peer in store.read(outbox.routes, universe, LANES_MAX):
+                url = routes(peer)
+                if peer not in self._lanes and url is not None:
+                    self._peers.add(peer, url)
+                    self.runners.append(self._lane(peer, looked_for=True))
+
+    def _leads_to(self, universe: str) -> bool:
+        """Whether there is a lane to a universe, perhaps from now on. For the sorter alone."""
+        if universe in self._lanes:
+            return True
+        url = None if self._routes is None else self._routes(universe)
+        if url is None or len(self._lanes) >= LANES_MAX:
+            return False
+        # First of all: whoever starts after this one has died finds the lane by it.
+        self._store.transact(outbox.announce, self._universe, universe)
+        self._peers.add(universe, url)
+        runner = self._lane(universe, looked_for=True)
+        if not self.hire(runner):
+            self._lanes.discard(universe)
+            return False
+        return True
+
+    def _lane(self, peer: str, *, looked_for: bool = False) -> Runner:
+        self._lanes.add(peer)
+        return LaneRunner(
+            self._store,
+            outbox.lane(self._universe, peer),
+            Lane(self._store, self._peers, peer, self._clock, looked_for=looked_for),
+            announced=Announced(self._store, self._universe, peer, self._clock),
+            worker=f"{self._worker}/{FABRIC_SEND}/{len(self._lanes)}",
+            policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
+            clock=self._clock,
+        )
 
     def close(self) -> None:
         self._peers.close()
@@ -114,10 +144,6 @@ def check_peers(universe: str, peers: Mapping[str, str | Store]) -> None:
         check_universe(peer)
         if peer == universe:
             raise Invalid(what="stores", universe=peer, why="it is the one that runs here")
-
-
-def open_existing(url: str) -> Store:
-    return stores.open(url, bootstrap=False)
 
 
 class Announced:
@@ -164,11 +190,15 @@ class Lane:
     commits once for all of them; those find their answers ready.
     """
 
-    def __init__(self, store: Store, peers: Peers, universe: str, clock: Clock) -> None:
+    def __init__(
+        self, store: Store, peers: Peers, universe: str, clock: Clock, *, looked_for: bool = False
+    ) -> None:
+        """`looked_for`: nobody named this universe, so it must be known where it is said to be."""
         self._store = store
         self._peers = peers
         self._universe = universe
         self._clock = clock
+        self._known = not looked_for
         self._answers: dict[Place, Accepted] = {}
         # What was taken along before, and is held until its end is committed here.
         self._told: set[Place] = set()
@@ -179,6 +209,9 @@ class Lane:
     def __call__(self, work: Work) -> None:
         place = _place(work.claim)
         if place not in self._answers:
+            if not self._is_known(work):
+                look_again(self._store, work, codec.unpack_as(Intent, work.payload), self._universe)
+                return
             self._answers = self._deliver(work)
             self._told |= self._answers.keys()
         found = self._answers.pop(place, None)
@@ -203,20 +236,33 @@ class Lane:
 
     # -- inside --------------------------------------------------------------------------------
 
+    def _is_known(self, work: Work) -> bool:
+        """Whether the universe is where it is said to be, if that is to be asked."""
+        if not self._known:
+            with self._reaching(work) as there:
+                self._known = there.read(fabric.known, self._universe)
+        return self._known
+
     def _deliver(self, work: Work) -> dict[Place, Accepted]:
-        if self.wait_ns():
-            raise Unreachable(universe=self._universe, why="it was not reached a moment ago")
         batch, held = self._store.read(batch_with, work.claim, self._told)
         self._told &= held
         if not batch:
             return {}
         now_ns = self._store.now_ns()
-        try:
-            there = self._peers.store(self._universe)
+        with self._reaching(work) as there:
             answers: list[Accepted] = there.transact(
                 fabric.accept_many,
                 [(intent, now_ns - claim.enqueued_ns) for claim, intent in batch],
             )
+        return {_place(claim): answer for (claim, _), answer in zip(batch, answers, strict=True)}
+
+    @contextmanager
+    def _reaching(self, work: Work) -> Iterator[Store]:
+        """The other store. Whatever goes wrong there is `Unreachable`, and it is left alone for a while."""
+        if self.wait_ns():
+            raise Unreachable(universe=self._universe, why="it was not reached a moment ago")
+        try:
+            yield self._peers.store(self._universe)
         except Exception as error:
             self._failures += 1
             delay_ns = LANE_BACKOFF.delay_ns(self._failures, spread(work.seq, self._failures))
@@ -227,7 +273,6 @@ class Lane:
             ) from error
         self._failures = 0
         self._again_ns = 0
-        return {_place(claim): answer for (claim, _), answer in zip(batch, answers, strict=True)}
 
 
 def batch_with(
@@ -254,43 +299,3 @@ def batch_with(
 
 def _place(claim: Claim) -> Place:
     return claim.seq, claim.number
-
-
-class Peers:
-    """Other stores, opened when they are first needed, one for each URL."""
-
-    def __init__(self, peers: Mapping[str, str | Store], open: Callable[[str], Store]) -> None:
-        self._peers = dict(peers)
-        self._open = open
-        self._opened: dict[str, Store] = {}
-        self._locks = {url: threading.Lock() for url in peers.values() if isinstance(url, str)}
-        self._closed = False
-
-    def store(self, universe: str) -> Store:
-        where = self._peers[universe]
-        if not isinstance(where, str):
-            return where
-        # Each URL has its own lock: one that takes long to open holds up nobody else.
-        with self._locks[where]:
-            if self._closed:
-                raise Unreachable(universe=universe, why="this pool is closed")
-            if where not in self._opened:
-                self._opened[where] = self._open(where)
-            return self._opened[where]
-
-    def drop(self, universe: str, error: Exception) -> None:
-        """Open it anew next time, if this one is of no use any more."""
-        where = self._peers[universe]
-        if isinstance(where, str) and isinstance(error, StoreError):
-            with self._locks[where]:
-                gone = self._opened.pop(where, None)
-            if gone is not None:
-                gone.close()
-
-    def close(self) -> None:
-        self._closed = True
-        for where, lock in self._locks.items():
-            with lock:
-                found = self._opened.pop(where, None)
-            if found is not None:
-                found.close()

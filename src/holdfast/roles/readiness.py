@@ -8,10 +8,14 @@ universe: the latest of each name, if it is halted, is told with every one.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
 from holdfast.authority import authority, dispatch_log, replay, workers
 from holdfast.authority.readiness import (
     Blocker,
     Facts,
+    Mail,
     ReadinessSnapshot,
     Reason,
     Subject,
@@ -19,20 +23,23 @@ from holdfast.authority.readiness import (
     derive_readiness,
     unread,
 )
-from holdfast.config import SCAN_PAGE
+from holdfast.config import SCAN_PAGE, S
+from holdfast.durable import queue
 from holdfast.errors import Busy, HoldfastError, NotFound, SchemaMismatch, StoreError
 from holdfast.ledger import runs
 from holdfast.ledger.runs import RunRecord
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
 from holdfast.store.engine import guard_schema
-from holdfast.world import catalog
+from holdfast.world import catalog, outbox
 from holdfast.world.catalog import Status, WorldRecord
 
 # What a snapshot lists; beyond it there is only a number.
 SUBJECTS_MAX = 1000
 # World records that are looked at to find those.
 RECORDS_MAX = 100_000
+# Universes in other stores that are looked at.
+ROUTES_MAX = 1000
 # Names of runs that are looked at.
 RUNS_MAX = 1000
 
@@ -45,7 +52,20 @@ def look(store: Store, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Re
         facts = store.read(gather, universe, worker_ttl_ns)
         return derive_readiness(facts, store.now_ns())
     except (StoreError, Busy) as error:
-        return derive_readiness(unread(universe, _trouble(error)), 0)
+        return away(universe, error)
+
+
+def away(universe: str, error: HoldfastError) -> ReadinessSnapshot:
+    """What is known of a universe whose store does not answer: that it does not, and since when."""
+    trouble = _trouble(error)
+    if isinstance(error, Busy):
+        since_ns = int(error.fields.get("since_ns", 0))
+        where = error.fields.get("url") or error.fields.get("path") or ""
+        since = f" since {_moment(since_ns)}" if since_ns else ""
+        why = error.fields.get("why", "")
+        text = f"store {where} does not answer{since}" + (f": {why}" if why else "")
+        trouble = Trouble(error.code, text, since_ns)
+    return derive_readiness(unread(universe, trouble), 0)
 
 
 def gather(txn: Txn, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Facts:
@@ -63,6 +83,7 @@ def gather(txn: Txn, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Fact
         schema=_schema_trouble(txn),
         workers_live=len(workers.live(txn, universe, txn.now_ns, worker_ttl_ns, epoch)),
         worlds=counts,
+        mail=tuple(_mail(txn, universe)),
         subjects=(*worlds, *_halted_runs(txn)),
         subjects_omitted=max(blocked - len(worlds), 0),
     )
@@ -105,6 +126,15 @@ def _halted(run: RunRecord) -> Subject:
     return Subject(runs.subject_of(run.run_id), f"run/{run.name}", (blocker,))
 
 
+def _mail(txn: Txn, universe: str) -> Iterator[Mail]:
+    """The lanes of mail to other stores that are not empty."""
+    for to in outbox.routes(txn, universe, ROUTES_MAX):
+        counts = queue.counts(txn, outbox.lane(universe, to))
+        waiting = counts.ready + counts.delayed + counts.claimed
+        if waiting:
+            yield Mail(to, waiting, held_up=counts.delayed > 0)
+
+
 def _deferred(txn: Txn, universe: str) -> Trouble | None:
     """Why the leader is not told of what lies ahead of its cursor."""
     state = replay.read(txn, universe)
@@ -121,6 +151,10 @@ def _schema_trouble(txn: Txn) -> Trouble | None:
     except (SchemaMismatch, NotFound) as error:
         return _trouble(error)
     return None
+
+
+def _moment(wall_ns: int) -> str:
+    return datetime.fromtimestamp(wall_ns // S, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def _trouble(error: HoldfastError) -> Trouble:

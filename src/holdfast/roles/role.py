@@ -16,6 +16,10 @@ from holdfast.clock import Clock
 from holdfast.errors import CommitUnknown, HoldfastError, StoreClosed
 from holdfast.store.api import Store
 
+# After a tick that failed; each further one in a row waits twice as long, up to the idle time.
+PAUSE_S = 0.05
+FAILURES_MAX = 10
+
 
 class Service(Protocol):
     """What a process runs and watches, whatever is inside."""
@@ -68,29 +72,39 @@ class Role(ABC):
     # -- running -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        since = 0
+        since, failures = 0, 0
         try:
             while not self._stopping.is_set():
-                since = self._wait(since, 0.0)
-                self.ticking = True
                 try:
+                    since = self._wait(since, 0.0)
+                    self.ticking = True
                     more = self.tick()
                     self.last_progress_ns = self.clock.mono_ns()
+                    self.rounds, self.ticking = self.rounds + 1, False
+                    if not more and not self._stopping.is_set():
+                        since = self._wait(since, max(self.next_s(), 0.0))
+                    failures = 0
                 except HoldfastError as error:
                     # A tick begins by looking: an unknown outcome is known by then.
                     if not error.retryable and not isinstance(error, CommitUnknown):
                         raise
-                    more = False
-                    self._stopping.wait(0.05)
-                self.rounds, self.ticking = self.rounds + 1, False
-                if not more and not self._stopping.is_set():
-                    since = self._wait(since, max(self.next_s(), 0.0))
+                    self.rounds, self.ticking = self.rounds + 1, False
+                    self._stopping.wait(min(PAUSE_S * 2**failures, self.idle_s))
+                    failures = min(failures + 1, FAILURES_MAX)
             self.ticking = True
-            self.finish()
+            self._leave()
         except StoreClosed:
             pass
         except BaseException as error:
             self.failure = error
+
+    def _leave(self) -> None:
+        """What cannot be given back, because the store is away, runs out by itself."""
+        try:
+            self.finish()
+        except HoldfastError as error:
+            if not error.retryable and not isinstance(error, CommitUnknown):
+                raise
 
     def _wait(self, since: int, timeout_s: float) -> int:
         return self.store.wait(self.topics, since, timeout_s)

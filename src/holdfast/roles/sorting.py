@@ -12,6 +12,8 @@ an hour. It is looks that count, not age: mail that lay in a store without pools
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import ROUTE_LOOK_EACH_NS, ROUTE_LOOKS_MAX
@@ -28,37 +30,41 @@ class NoRoute(HoldfastError):
     code = "no_route"
     retryable = True
     hint = (
-        "is its name right? else start a pool with --peer UNIVERSE=URL, or stores={universe: url}"
+        "is its name right? else name its store in [stores] of holdfast.toml, or start a pool with "
+        "--peer UNIVERSE=URL, or stores={universe: url}"
     )
 
 
 class Sorting:
     """The handler of mail that waits: where does it go?"""
 
-    def __init__(self, store: Store, universe: str, peers: frozenset[str]) -> None:
+    def __init__(self, store: Store, universe: str, leads_to: Callable[[str], bool]) -> None:
+        """`leads_to` says whether this pool has a lane to a universe."""
         self._store = store
         self._universe = universe
-        self._peers = peers
+        self._leads_to = leads_to
 
     def __call__(self, work: Work) -> None:
         intent = codec.unpack_as(Intent, work.payload)
         to = fabric.read(intent).dest_universe or self._universe
         if to == self._universe:
             work.join(outbox.deliver, intent)
-        elif to in self._peers or self._store.read(outbox.routed, self._universe, to):
+        elif self._leads_to(to) or self._store.read(outbox.routed, self._universe, to):
             work.join(outbox.forward, intent, to)
         elif self._store.read(fabric.known, to):
             work.join(outbox.deliver, intent)
-        elif work.claim.failures + 1 < ROUTE_LOOKS_MAX:
-            raise self._not_yet(work, to)
         else:
-            lost = NoRoute(universe=to)
-            work.join(
-                outbox.conclude, intent, Accepted(fabric.ERROR, code=lost.code, error=str(lost))
-            )
+            look_again(self._store, work, intent, to)
 
-    def _not_yet(self, work: Work, to: str) -> NoRoute:
-        """It waits, with this as its reason; where many wait, each is looked at less often."""
-        counts = self._store.read(queue.counts, work.claim.queue)
-        pause_s = (counts.ready + counts.delayed) * ROUTE_LOOK_EACH_NS // S
-        return NoRoute(universe=to, retry_after_s=pause_s) if pause_s else NoRoute(universe=to)
+
+def look_again(store: Store, work: Work, intent: Intent, to: str) -> None:
+    """Nobody knows the universe: its mail waits, with this as its reason, until it was looked for often
+    enough. Where many wait, each is looked at less often."""
+    if work.claim.failures + 1 >= ROUTE_LOOKS_MAX:
+        lost = NoRoute(universe=to)
+        answer = Accepted(fabric.ERROR, code=lost.code, error=str(lost))
+        work.join(outbox.conclude, intent, answer)
+        return
+    counts = store.read(queue.counts, work.claim.queue)
+    pause_s = (counts.ready + counts.delayed) * ROUTE_LOOK_EACH_NS // S
+    raise NoRoute(universe=to, retry_after_s=pause_s) if pause_s else NoRoute(universe=to)

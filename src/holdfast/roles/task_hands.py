@@ -134,6 +134,15 @@ class Hands:
         other = 1 if any(found) else 0
         return tuple(found[kind] if kind in self._crews else other for kind in KINDS)
 
+    @property
+    def free(self) -> tuple[int, ...]:
+        """How many of each kind would be begun at once."""
+        rooms = self.rooms
+        return tuple(
+            min(rooms[kind], self._crews[kind].free) if kind in self._crews else rooms[kind]
+            for kind in KINDS
+        )
+
     def _stuck(self) -> int | None:
         """The kind whose hands do not answer just now."""
         return LOOP if self._loop is not None and self._beat_ns else None

@@ -48,8 +48,8 @@ class TaskRun:
     """What `hf.current_task()` gives."""
 
     __slots__ = (
-        "began_ns", "code", "dropped", "expires_ns", "grant", "lend", "progressed", "renew_ns", "said",
-        "taken_ns", "token",
+        "began_ns", "code", "dropped", "expires_ns", "grant", "lend", "now", "progressed", "renew_ns",
+        "said", "taken_ns", "token",
     )  # fmt: skip
 
     def __init__(self, grant: Grant, code: TaskCode, taken_ns: int = 0) -> None:
@@ -66,6 +66,8 @@ class TaskRun:
         self.said: bytes | None = None
         # Gives the worker another hand while this one waits for other tasks.
         self.lend: Callable[[int], None] | None = None
+        # Store time, as far as it is known here: it goes on while the store is away.
+        self.now: Callable[[], int] | None = None
 
     def begin(self, now_ns: int, clock: Clock) -> None:
         self.began_ns = now_ns
@@ -89,7 +91,12 @@ class TaskRun:
     @property
     def cancelled(self) -> bool:
         """Whether nobody waits for this attempt any more: cancelled, or out of time."""
-        return self.dropped
+        return self.dropped or self.lapsed
+
+    @property
+    def lapsed(self) -> bool:
+        """Whether its lease has run out by our own clock. Nobody needs to say so: it may be another's."""
+        return self.now is not None and self.now() >= self.expires_ns
 
     def progress(self, value: Any = None) -> None:
         """Say that it goes on: its execution window starts anew. The value is shown to who asks."""

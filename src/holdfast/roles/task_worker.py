@@ -36,13 +36,14 @@ from holdfast.roles.task_run import (
 from holdfast.runner.bell import Bell
 from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.runner.tending import HandsLost
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Standing, Store, Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import End, Hold, Leased, Report, Turned
 from holdfast.tasks.lease import LEASE_BATCH_MAX, held_by, holds, next_due_ns
 from holdfast.tasks.look import offering, overdue_retention
 from holdfast.tasks.rows import keys_of
+from holdfast.tasks.standby import SOON_NS
 
 CONCURRENCY = 16
 REPORTS_MAX = 2_000
@@ -50,7 +51,7 @@ REPORTS_MAX = 2_000
 QUEUES_ASKED = 16
 STOP_GRACE_S = 10.0
 STOP_GRACE_S_MAX = 3_600.0
-IDLE_S = 5.0
+IDLE_S = SOON_NS / S
 BEAT_NS = 3 * S
 MAINTAIN_NS = 10 * S
 MAINTAIN_BATCH = 1_000
@@ -104,7 +105,14 @@ class TaskWorker:
         self.rounds = 0
         self.counts = dict.fromkeys(tasks.Answer, 0)
         keys = keys_of(universe)
-        self._topics = [*(keys.queue_topic(queue) for queue in self.queues), keys.revoked]
+        self._queue_topics = [keys.queue_topic(queue) for queue in self.queues]
+        self._own_topic = keys.worker_topic(self.owner)
+        self._topics = [*self._queue_topics, keys.revoked, self._own_topic]
+        # Our request for tasks, while we wait for them, and what it asks for.
+        self._standing: Standing | None = None
+        self._asked: tuple[int, tuple[int, ...]] = (0, ())
+        # The last commit by which we were called ourselves.
+        self._called = 0
         self._codes = codes
         self._names = tuple(sorted(codes))
         self._clock = clock
@@ -150,7 +158,7 @@ class TaskWorker:
     def request_stop(self) -> None:
         self._stopping.set()
         self._ring()
-        self.store.transact(lambda txn: txn.notify(self._topics[0]))
+        self.store.transact(lambda txn: txn.notify(self._own_topic))
 
     def hurry(self) -> None:
         """When it stops, give back at once what runs."""
@@ -191,7 +199,7 @@ class TaskWorker:
             return since
         if not self._hands.busy:
             # Nothing can end here: whoever has news has it from the store.
-            since = self.store.wait(self._topics, since, rest_s)
+            return self._stand_by(since, rest_s)
         else:
             assert self._bell is not None
             if self._lingered:
@@ -203,6 +211,35 @@ class TaskWorker:
                 self._sleeping = False
         self.wake()
         return since
+
+    def _stand_by(self, since: int, rest_s: float) -> int:
+        """Wait for tasks at the store: those that come are leased for us in the commit that brings them."""
+        if self._standing is None and len(self.queues) <= QUEUES_ASKED and not self._suspects:
+            rooms = self._hands.free
+            self._asked = min(sum(rooms), LEASE_BATCH_MAX), rooms
+            self._standing = self.store.stand(
+                self._queue_topics,
+                tasks.lease_when,
+                self.universe,
+                self.owner,
+                self.queues,
+                *self._asked,
+                self._names,
+                self._due_ns or 0,
+            )
+        if self._standing is None:
+            since = self.store.wait(self._topics, since, rest_s)
+            self.wake()
+        else:
+            self._called = self._standing.wait([self._own_topic], self._called, rest_s)
+        return since
+
+    def _stand_down(self) -> None:
+        """Take what our request has brought, or call it back."""
+        standing, self._standing = self._standing, None
+        self.wake()
+        if standing is not None and not standing.withdraw():
+            self._take(standing.result(), *self._asked)
 
     def _ring(self) -> None:
         if self._sleeping and self._bell is not None:
@@ -231,15 +268,18 @@ class TaskWorker:
             if self._unsure:
                 self._recover()
             self._collect()
-            moved = self._turn()
             self._attend()
             self._upkeep()
+            # Last, so that the hands have the interpreter to themselves when they begin.
+            moved = self._turn()
         except CommitUnknown:
             self._unsure = True
+            self._lapse()
             return True
         except HoldfastError as error:
             if not error.retryable:
                 raise
+            self._lapse()
             self._looking = True
             self._stopping.wait(PAUSE_S)
             return True
@@ -258,6 +298,12 @@ class TaskWorker:
 
     def _turn(self) -> bool:
         """Report and lease in one commit."""
+        if self._standing is not None:
+            self._due_ns = self.store.read(next_due_ns, self.universe)
+            due = self._due_ns is not None and self.store.now_ns() >= self._due_ns
+            if not self._standing.answered and not due:
+                return False
+            self._stand_down()
         limit, alone, rooms = self._wanted()
         queues = self._offering(rooms) if limit and (self._looking or self._reports) else []
         if limit and not queues:
@@ -352,6 +398,7 @@ class TaskWorker:
         runs = []
         for grant in leased.grants:
             run = TaskRun(grant, self._codes[grant.name], taken_ns)
+            run.now = self.store.now_ns
             self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
             self._held[run.token] = run
             runs.append(run)
@@ -415,6 +462,11 @@ class TaskWorker:
         self._renew_ns = min(
             (run.renew_ns for run in self._held.values()), default=now_ns + int(IDLE_S * S)
         )
+
+    def _lapse(self) -> None:
+        """The store is away. What we hold no more by our own clock is given up without it."""
+        for run in [run for run in self._held.values() if run.lapsed]:
+            self._lose(run)
 
     def _look_for_lost(self) -> None:
         def lost(txn: Txn) -> list[TaskRun]:
@@ -487,6 +539,7 @@ class TaskWorker:
 
     def _leave(self) -> None:
         """Give back what is not begun, wait for the rest, give back what does not end."""
+        self._insist(self._stand_down)
         for run in self._hands.waiting():
             self._give_back(run)
         until_ns = self._clock.mono_ns() + self._grace_ns

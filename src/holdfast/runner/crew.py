@@ -18,6 +18,7 @@ hand that does not come back is written off and replaced. What a dropped handler
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
@@ -31,6 +32,10 @@ from holdfast.runner.work import Outcome
 AHEAD_NS = 20 * MS
 # A hand is woken for about this much work; less is left to those that are awake.
 SHARE_NS = 1 * MS
+# Hands that together end one this often are enough: more would only fight for the interpreter.
+ENOUGH_NS = 60_000
+# ... and so often are too many, unless it is one.
+TOO_MANY_NS = 30_000
 # A line that stands this long gets another hand.
 NUDGE_NS = 5 * MS
 # Quick outcomes are handed over this many at a time.
@@ -70,6 +75,10 @@ class Hand:
 class Crew:
     """What both kinds have in common. `give`, `collect`, `drop` and `nudge` are the loop's alone."""
 
+    # Where hands share an interpreter.
+    _enough_ns = 0
+    _too_many_ns = 0
+
     def __init__(
         self,
         size: int,
@@ -93,6 +102,8 @@ class Crew:
         self._written_off = 0
         self._pace_ns = 0.0
         self._stood_ns = 0
+        # Who was the last to take something.
+        self._taker: Hand | None = None
 
     # -- the loop's side -----------------------------------------------------------------------
 
@@ -146,9 +157,12 @@ class Crew:
         for work in works:
             self._held[work.token] = work
         with self._lock:
+            # With nothing in line, whoever is awake is at something, and who knows for how long.
+            more = 0 if self._line else 1
             self._line.extend(works)
             self._stood_ns = self._clock.mono_ns()
-        self._call()
+            self._taker = None
+        self._call(more)
 
     def collect(self) -> list[Any]:
         """What has finished by now. A crash in a handler is raised here, before anything else."""
@@ -209,6 +223,8 @@ class Crew:
         now_ns = self._clock.mono_ns()
         if self.standing and now_ns - self._stood_ns >= NUDGE_NS:
             self._stood_ns = now_ns
+            # Whoever took something last is at it still.
+            self._taker = None
             self._call(1)
 
     def close(self) -> None:
@@ -222,13 +238,15 @@ class Crew:
         with self._lock:
             if hand.written_off:
                 return None
-            if not self._line:
+            now_ns = self._clock.mono_ns()
+            if not self._line or self._too_many(hand, now_ns):
                 self._awake -= 1
                 self._rests()
                 return None
             work = hand.work = self._line.popleft()
             self._hands[work.token] = hand
-            self._stood_ns = now_ns = self._clock.mono_ns()
+            self._stood_ns = now_ns
+            self._taker = hand
             work.begin(now_ns, self._clock)
             self._began(work)
             return work
@@ -256,12 +274,31 @@ class Crew:
         line = len(self._line)
         if self._ahead_max and self._pace_ns:
             wanted = max(int(line * self._pace_ns / SHARE_NS), 1, self._awake + more)
+            if self._awake and self._every_ns < self._enough_ns:
+                wanted = min(wanted, self._awake + more)
         else:
             wanted = self._awake + line
         wake = max(0, min(wanted, self._hands_left()) - self._awake)
         wake = min(wake, line)
         self._awake += wake
         return wake
+
+    @property
+    def _every_ns(self) -> float:
+        """How often one ends, about, with the hands that are awake."""
+        return self._pace_ns / max(self._awake, 1)
+
+    def _too_many(self, hand: Hand, now_ns: int) -> bool:
+        """Whether others take so quickly what is in line that this hand is in their way. Others that
+        are at something long do not count."""
+        if not self._ahead_max or not self._pace_ns:
+            return False
+        return (
+            self._awake > 1
+            and self._taker not in (None, hand)
+            and self._every_ns < self._too_many_ns
+            and now_ns - self._stood_ns < self._enough_ns
+        )
 
     def _ahead(self) -> int:
         if not self._ahead_max or not self._pace_ns:
@@ -286,6 +323,9 @@ class Crew:
 class Threads(Crew):
     """Threads are daemons: a handler that hangs keeps its thread, but not the process."""
 
+    _enough_ns = ENOUGH_NS
+    _too_many_ns = TOO_MANY_NS
+
     def __init__(
         self,
         size: int,
@@ -300,7 +340,7 @@ class Threads(Crew):
         super().__init__(size, began=began, done=done, clock=clock, ahead_max=ahead_max)
         self._run = run
         self._name = name
-        self._bell = threading.Semaphore(0)
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._asleep = 0
         self._closed = False
 
@@ -309,7 +349,7 @@ class Threads(Crew):
             self._closed = True
             asleep = self._asleep
         for _ in range(asleep):
-            self._bell.release()
+            self._bell.put(None)
 
     def _call(self, more: int = 0) -> None:
         with self._lock:
@@ -317,7 +357,7 @@ class Threads(Crew):
             called = min(wake, self._asleep)
             self._asleep -= called
         for _ in range(called):
-            self._bell.release()
+            self._bell.put(None)
         for number in range(wake - called):
             thread = threading.Thread(
                 target=self._serve, name=f"{self._name} {number}", daemon=True
@@ -344,7 +384,7 @@ class Threads(Crew):
                 if not self._ended(hand, work, end):
                     return
             if not self._closed:
-                self._bell.acquire()
+                self._bell.get()
 
     def _rests(self) -> None:
         self._asleep += 1

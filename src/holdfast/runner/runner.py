@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping
 from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Claim
-from holdfast.errors import Invalid
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid
 from holdfast.runner import boot
 from holdfast.runner.alone import Alone
 from holdfast.runner.boot import LIFE, Event, NotRunning, State
@@ -250,27 +250,38 @@ class Runner:
         with self._gate:
             if self._state is State.STOPPED:
                 raise NotRunning(worker=self.worker)
-            policy, tick, tending = self._policy, Tick(), self._tending
-            running = self._state is State.RUNNING
-            tending.collect(policy, tick, running=running)
-            tending.attend(policy, tick, running=running)
-            if self._post is not None:
-                self._exchange(self._post, policy, tick)
-            if self._has_crew and self._state is State.RUNNING and self._desk.outcomes:
-                self._turn(policy, tick)
-            self._desk.settle(policy, tick)
-            # While the store does not take what is finished, nothing more is begun.
-            if self._state is State.RUNNING and not self._desk.outcomes:
-                works = self._claim(policy, tick)
-                if self._has_crew:
-                    tending.take(works, policy, tick)
-                else:
-                    self._handle_here(works, policy, tick)
-                self._desk.settle(policy, tick)
-            self._leave_offer(policy, tick)
+            policy, tick = self._policy, Tick()
+            try:
+                self._advance(policy, tick)
+            except HoldfastError as error:
+                if not (error.retryable or isinstance(error, CommitUnknown)):
+                    raise
+                # The store may be away at any look. Whatever was asked for by then may be ours.
+                tick.busy += 1
+                self._claimer.doubt()
             self._progress()
             self._surface(policy)
             return tick
+
+    def _advance(self, policy: Policy, tick: Tick) -> None:
+        tending = self._tending
+        running = self._state is State.RUNNING
+        tending.collect(policy, tick, running=running)
+        tending.attend(policy, tick, running=running)
+        if self._post is not None:
+            self._exchange(self._post, policy, tick)
+        if self._has_crew and self._state is State.RUNNING and self._desk.outcomes:
+            self._turn(policy, tick)
+        self._desk.settle(policy, tick)
+        # While the store does not take what is finished, nothing more is begun.
+        if self._state is State.RUNNING and not self._desk.outcomes:
+            works = self._claim(policy, tick)
+            if self._has_crew:
+                tending.take(works, policy, tick)
+            else:
+                self._handle_here(works, policy, tick)
+            self._desk.settle(policy, tick)
+        self._leave_offer(policy, tick)
 
     def _exchange(self, post: Post, policy: Policy, tick: Tick) -> None:
         """Take what the carrier has brought, and hand it what is finished."""

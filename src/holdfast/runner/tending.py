@@ -150,6 +150,7 @@ class Tending:
                 except HoldfastError as error:
                     _check_transient(error)
                     tick.busy += 1
+                    self._lapse(crew, tick)
         if self._alone is not None and self._alone.wanted:
             # Whoever has run so long by itself is not what kills at once.
             since_ns = self._alone_since_ns
@@ -213,6 +214,13 @@ class Tending:
         tokens = [work.claim.token for work in works]
         for work, lost in zip(works, self._store.read(claims.lost, tokens), strict=True):
             if lost:
+                self._lose(crew, work, tick)
+
+    def _lapse(self, crew: Crew, tick: Tick) -> None:
+        """The store is away. What is ours no more by our own clock is given up without it."""
+        now_ns = self._store.now_ns()
+        for work in [*crew.held, *self.suspects, *self.paced]:
+            if work.deadline_ns <= now_ns:
                 self._lose(crew, work, tick)
 
     def _lose(self, crew: Crew, work: Work, tick: Tick) -> None:

@@ -13,7 +13,7 @@ that must happen at times never did.
 from __future__ import annotations
 
 import sys
-from argparse import ArgumentParser, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +23,7 @@ from holdfast.sim.mutants import MUTANTS
 from holdfast.sim.run import Result, replay, run_seed
 from holdfast.sim.scheduler import Threads
 from holdfast.sim.sometimes import SEEDS_MIN, SOMETIMES, never
+from holdfast.store.urls import scheme_of, shown
 
 SHOWN_MAX = 5
 SEEDS_BY_TIME = 10_000_000
@@ -37,7 +38,13 @@ def configure(parser: ArgumentParser) -> None:
     parser.add_argument("--mutants", action="store_true", help="the kill table of planted bugs")
     parser.add_argument("--start", type=int, default=0, metavar="K", help="the first seed")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default 2)")
-    parser.add_argument("--backend", choices=("memory", "lmdb"), default="memory")
+    parser.add_argument(
+        "--backend",
+        type=_backend,
+        default="memory",
+        metavar="WHERE",
+        help="memory (default), lmdb, or postgresql://… for schemas of a database, which are dropped again",
+    )
     parser.add_argument("--minutes", type=float, metavar="M", help="seeds for this long")
     parser.add_argument("--mutant", choices=tuple(MUTANTS), help="plant this bug (with --seed)")
     parser.add_argument("--out", type=Path, default=Path(), help="where failing tapes are written")
@@ -53,6 +60,12 @@ def run(args: Namespace) -> int:
     if args.exhaustive:
         return _exhaustive(args)
     return _many(args)
+
+
+def _backend(text: str) -> str:
+    if text not in ("memory", "lmdb") and scheme_of(text) != "postgresql":
+        raise ArgumentTypeError("one of memory, lmdb, postgresql://…")
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -77,7 +90,7 @@ def _many(args: Namespace) -> int:
     _line("")
     seconds = (SYSTEM.mono_ns() - began) / S
     print(
-        f"{total.seeds} seeds from {args.start} on {args.backend}: {total.steps} steps in "
+        f"{total.seeds} seeds from {args.start} on {shown(args.backend)}: {total.steps} steps in "
         f"{seconds:.0f} s ({total.seeds / seconds:.1f} seeds/s), {len(total.failed)} failed"
     )
     for seed, _ in total.failed[:SHOWN_MAX]:
@@ -121,14 +134,14 @@ def _report(result: Result, args: Namespace) -> int:
     for event in result.history.slice(first.at, 10):
         print(f"  {event}")
     planted = f" --mutant '{args.mutant}'" if args.mutant else ""
-    print(f"again:  holdfast sim --seed {result.seed} --backend {args.backend}{planted}")
+    print(f"again:  holdfast sim --seed {result.seed} --backend {shown(args.backend)}{planted}")
     path = args.out / f"holdfast-sim-{result.seed}-{first.number}.json"
     shrunk = shrink(result, first.number, args.backend, args.mutant)
     tape.save(
         path,
         shrunk,
         seed=result.seed,
-        backend=args.backend,
+        backend=shown(args.backend),
         mutant=args.mutant,
         checker=first.number,
     )

@@ -8,7 +8,7 @@ that come close together share one commit, as the writer's group commit does.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from holdfast import codec
@@ -21,7 +21,7 @@ from holdfast.sim.record import Sent
 from holdfast.sim.scheduler import Scheduler, Task
 from holdfast.store import schema
 from holdfast.store.api import Row
-from holdfast.store.engine import Answer, Backend, Engine, Snapshot, WriteTxn
+from holdfast.store.engine import Answer, Backend, Engine, Request, Snapshot, WriteTxn
 
 URL = "sim:"
 # A transaction that waits for others to share its commit waits this long.
@@ -30,6 +30,18 @@ LINGER_NS = 20 * MS
 
 class ClosableBackend(Backend, Protocol):
     def close(self) -> None: ...
+
+
+class CommitEngine(Protocol):
+    """What is asked of an engine here: the one of embedded stores, or the one of PostgreSQL."""
+
+    topics: dict[str, int]
+
+    @property
+    def generation(self) -> int: ...
+
+    def now_ns(self) -> int: ...
+    def commit(self, requests: Sequence[Request]) -> list[Answer]: ...
 
 
 class SimStore:
@@ -57,7 +69,14 @@ class SimStore:
         self._waiters: list[tuple[list[str], int, Task]] = []
         self._batch: list[Sent] = []
         self.disk = _Disk(make_backend(), self)
-        self.engine = Engine(self.disk, clock)
+        self.engine = self._open()
+
+    def _open(self, *, bootstrap: bool = True) -> CommitEngine:
+        own = getattr(self.disk.inner, "engine", None)
+        if own is None:
+            return Engine(self.disk, self.clock, bootstrap=bootstrap)
+        made: CommitEngine = own(self.clock, self.disk, bootstrap=bootstrap)
+        return made
 
     def engine_now_ns(self) -> int:
         """Store time: right after a commit, the time that the commit was judged by."""
@@ -71,10 +90,12 @@ class SimStore:
             snapshot.close()
 
     def state_hash(self) -> str:
-        state = hashlib.sha256()
-        for key, value in self.rows():
-            state.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big") + value)
-        return state.hexdigest()
+        return _hash(self.rows())
+
+    def content_hash(self) -> str:
+        """Of all rows but those that an engine keeps for itself: engines differ in these."""
+        own = (schema.META_KEY, schema.OUTCOME)
+        return _hash([row for row in self.rows() if not row[0].startswith(own)])
 
     def audit(self) -> None:
         self.note("audit", {"wall_ns": self.clock.wall_ns()}, value=audit(self.rows()))
@@ -86,7 +107,7 @@ class SimStore:
 
     def takeover(self) -> None:
         """The writer died, another opened the same rows. Clients notice nothing but conflicts."""
-        self.engine = Engine(self.disk, self.clock, bootstrap=False)
+        self.engine = self._open(bootstrap=False)
         self.note("takeover")
 
     def reboot(self, *, wall_step_ns: int) -> None:
@@ -96,7 +117,7 @@ class SimStore:
         self.clock.step_wall(wall_step_ns)
         self.scheduler.rebase(before - self.clock.boot_ns())
         self._batch.clear()
-        self.engine = Engine(self.disk, self.clock, bootstrap=False)
+        self.engine = self._open(bootstrap=False)
         self.note("reboot", {"wall_step_ns": wall_step_ns})
 
     def backup(self) -> int:
@@ -121,7 +142,7 @@ class SimStore:
         txn = self.disk.inner.begin()
         txn.put_many(sorted(rows.items()))
         txn.commit()
-        self.engine = Engine(self.disk, self.clock, bootstrap=False)
+        self.engine = self._open(bootstrap=False)
         self.opened += 1
         self.note("restore", {"id": backup, "generation": generation})
 
@@ -132,7 +153,7 @@ class SimStore:
         _set(self.disk.inner, key, marker)
         before = self.state_hash()
         try:
-            Engine(self.disk, self.clock, bootstrap=bootstrap)
+            self._open(bootstrap=bootstrap)
             outcome = "opened"
         except HoldfastError as error:
             outcome = error.code
@@ -205,9 +226,13 @@ class _Disk:
         self.inner = inner
         self._shared = shared
 
+    @property
+    def is_full(self) -> bool:
+        return self._shared.full
+
     def begin(self) -> WriteTxn:
         txn = self.inner.begin()
-        return _FullTxn(txn) if self._shared.full else txn
+        return _FullTxn(txn) if self.is_full else txn
 
     def snapshot(self) -> Snapshot:
         return self.inner.snapshot()
@@ -234,6 +259,13 @@ class _FullTxn:
     def commit(self) -> None:
         self._inner.abort()
         raise StoreFull(path=URL, why="injected")
+
+
+def _hash(rows: list[Row]) -> str:
+    state = hashlib.sha256()
+    for key, value in rows:
+        state.update(len(key).to_bytes(4, "big") + key + len(value).to_bytes(4, "big") + value)
+    return state.hexdigest()
 
 
 def _set(backend: Backend, key: bytes, value: bytes | None) -> None:

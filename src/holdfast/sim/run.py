@@ -24,6 +24,8 @@ class Result:
     seed: int | None
     history_hash: str
     state_hash: str
+    # The same without what an engine keeps for itself: alike on all stores.
+    content_hash: str
     violations: list[Violation]
     sometimes: Counter[str]
     steps: int
@@ -77,6 +79,7 @@ def verdict(simulation: Simulation) -> Result:
         simulation.tape.seed,
         history.hash(),
         simulation.state_hash,
+        simulation.content_hash,
         violations,
         sightings(history, simulation.seen),
         simulation.scheduler.steps,

@@ -311,6 +311,10 @@ class _ClientStore:
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return self._run.call(self._inner.submit, fn, *args, **kwargs)
 
+    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> None:
+        """Whoever waits here asks for himself."""
+        return
+
     def together(self) -> AbstractContextManager[None]:
         return self._inner.together()
 

@@ -29,6 +29,7 @@ from holdfast.sim.settings import FAULTS_UNTIL, LEASE_NS, REST_STEPS_MAX, Settin
 from holdfast.sim.tape import Tape
 from holdfast.store.memory import MemoryBackend
 from holdfast.store.rows import LmdbBackend
+from holdfast.store.urls import scheme_of
 
 Plain = dict[str, Any]
 
@@ -118,6 +119,7 @@ class Simulation:
             store.note("quiet", {"waiting": waiting}, value=not waiting)
         store.audit()
         self.state_hash = store.state_hash()
+        self.content_hash = store.content_hash()
 
     # -- processes -------------------------------------------------------------------------------
 
@@ -221,6 +223,10 @@ class _Backends:
 
     def make(self) -> ClosableBackend:
         self._made += 1
+        if scheme_of(self._kind) == "postgresql":
+            from holdfast.sim.postgres import PgRows
+
+            return PgRows(self._kind)
         if self._path is None:
             return MemoryBackend()
         path = self._path / str(self._made)

@@ -115,6 +115,10 @@ class FaultingStore:
             Completions().complete(future, error=error)
         return future
 
+    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> None:
+        """Whoever waits here asks for himself."""
+        return
+
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 

@@ -45,7 +45,7 @@ from holdfast.spark.run import Drive, Run
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink, open_sink
 from holdfast.store import open as open_store
-from holdfast.store.api import Store
+from holdfast.store.api import Store, address_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -412,7 +412,7 @@ class Stage:
         self, home: Store, spark: SparkSession, record: runs.RunRecord, *, new: bool, seen: str
     ) -> Keeper:
         charge = Charge(
-            store=home.url,
+            store=address_of(home),
             token=new_token(),
             host=self.ledger_host or _host(spark),
             port=0,

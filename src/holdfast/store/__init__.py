@@ -17,6 +17,7 @@ from holdfast.clock import SYSTEM, Clock
 from holdfast.config import WriterLimits
 from holdfast.errors import BadUrl
 from holdfast.store.api import Operation, Pending, Store, Txn, operation
+from holdfast.store.urls import shown, split
 
 __all__ = ["Operation", "Pending", "Store", "Txn", "open", "operation"]
 
@@ -29,7 +30,7 @@ def open(
     clock: Clock = SYSTEM,
 ) -> Store:
     """Open the store at a URL or directory. Without `bootstrap` it must exist already."""
-    scheme, rest = _split(os.fspath(url))
+    scheme, rest = split(os.fspath(url))
     if scheme == "memory":
         from holdfast.store.local import LocalStore
         from holdfast.store.memory import MemoryBackend
@@ -46,23 +47,6 @@ def open(
             if error.name not in ("psycopg", "psycopg_pool"):
                 raise
             why = "psycopg is not installed: pip install 'holdfast[postgres]'"
-            raise BadUrl(url=_without_password(os.fspath(url)), why=why) from None
+            raise BadUrl(url=shown(os.fspath(url)), why=why) from None
         return PostgresStore(os.fspath(url), bootstrap=bootstrap, clock=clock)
-    raise BadUrl(url=_without_password(os.fspath(url)), scheme=scheme)
-
-
-def _split(url: str) -> tuple[str, str]:
-    if not url:
-        raise BadUrl(url=url, why="empty")
-    scheme, colon, rest = url.partition(":")
-    # A single letter is a drive, and a path with a separator before the colon is a path.
-    if not colon or len(scheme) < 2 or "/" in scheme or "." in scheme:
-        return "lmdb", url
-    if scheme == "lmdb" and not rest:
-        raise BadUrl(url=url, why="no directory")
-    return scheme, rest
-
-
-def _without_password(url: str) -> str:
-    head, at, tail = url.rpartition("@")
-    return f"{head.split('://')[0]}://…@{tail}" if at else url
+    raise BadUrl(url=shown(os.fspath(url)), scheme=scheme)

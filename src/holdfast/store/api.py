@@ -143,10 +143,33 @@ class Store(Protocol):
         Returns the commit number to wait from next time. It is a hint: look again, always.
         """
 
+    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> Standing | None:
+        """Like submit, but applied when there is something to do: at once, or with the first commit that
+        notifies one of the topics and for which its operation does not raise `NotYet`.
+
+        The function calls operations and nothing else. None: this store cannot; wait, and transact.
+        """
+
     def backup(self, path: str) -> None: ...
     def close(self) -> None: ...
     def __enter__(self) -> Store: ...
     def __exit__(self, *exc: object) -> None: ...
+
+
+class Standing(Protocol):
+    """A transaction that waits where commits are made. It belongs to one thread."""
+
+    @property
+    def answered(self) -> bool: ...
+
+    def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
+        """`Store.wait`, that also ends when this is answered."""
+
+    def result(self) -> Any:
+        """What it returned, once it is answered."""
+
+    def withdraw(self) -> bool:
+        """Call it back; False if it was applied before."""
 
 
 class Pending(Generic[T]):
@@ -166,6 +189,12 @@ class Pending(Generic[T]):
     def fill(self, value: T) -> Pending[T]:
         self._value = value
         return self
+
+
+def address_of(store: Store) -> str:
+    """The URL by which another process opens the same store. Unlike `url` it may hold a password: it is
+    handed on, and never shown."""
+    return str(getattr(store, "address", store.url))
 
 
 def settled(result: Any) -> Any:

@@ -83,6 +83,17 @@ class Ring:
                 break
             past.check(reads, ranges)
 
+    def unchanged(self, keys: Iterable[bytes], since: int) -> set[bytes]:
+        """Those of the keys that no commit after this one has written; none if that is not known."""
+        if since < self._oldest:
+            return set()
+        left = set(keys)
+        for past in reversed(self._commits):
+            if past.id <= since or not left:
+                break
+            left -= past.keys
+        return left
+
     def add(self, written: Written) -> None:
         self._commits.append(written)
         self._keys += len(written.keys)

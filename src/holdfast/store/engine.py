@@ -33,14 +33,17 @@ from holdfast.errors import (
     HoldfastError,
     Invalid,
     NotFound,
+    NotYet,
     SchemaMismatch,
     StoreCorrupt,
     StoreError,
+    Withdrawn,
     to_wire,
 )
-from holdfast.store import schema, tuples
+from holdfast.store import marks, schema, tuples
 from holdfast.store.api import Guard, Row
 from holdfast.store.applying import Ring, Written, check_guards, execute
+from holdfast.store.standers import TRIED_MAX, Name, Standers, waiting_for
 
 
 class WriteTxn(Protocol):
@@ -94,6 +97,10 @@ class Request(msgspec.Struct, array_like=True, gc=False):
     adds: dict[bytes, int] = {}
     calls: list[tuple[str, msgspec.Raw]] = []
     topics: list[str] = []
+    # It stands until one of these is notified (see `standers`).
+    when: list[str] = []
+    # One that stands is to stand no more. If it was applied, this is answered as it was.
+    withdrawn: bool = False
 
 
 class Answer(msgspec.Struct, array_like=True, gc=False):
@@ -104,6 +111,10 @@ class Answer(msgspec.Struct, array_like=True, gc=False):
     commit_no: int = 0
     seqs: list[int] = []
     results: list[msgspec.Raw] = []
+
+
+# The answer to a request that stands, which is none yet.
+STANDS = Answer(0)
 
 
 class Engine:
@@ -121,6 +132,11 @@ class Engine:
         self.topics: dict[str, int] = {}
         # The topics that the last call of `commit` notified.
         self.rung: set[str] = set()
+        self.standers = Standers()
+        # Requests that stood and were applied by the last call of `commit`, with their answers, and
+        # those that were notified and are still to be tried.
+        self.stood: list[tuple[Request, Answer]] = []
+        self.late: list[Request] = []
         self._last_ns = 0
         self._outcomes: dict[tuple[bytes, int], Answer] = {}
         self._outcome_ring: deque[tuple[int, list[tuple[bytes, int]]]] = deque()
@@ -145,7 +161,7 @@ class Engine:
 
     def commit(self, requests: Sequence[Request]) -> list[Answer]:
         """Apply a batch in one durable commit. An error of the backend fails all of them."""
-        self.rung = set()
+        self.rung, self.stood, self.late = set(), [], []
         answers = self._try(requests)
         if answers is None:
             # A request broke the batch in a way it should not. One by one, only that one fails.
@@ -169,6 +185,9 @@ class Engine:
         answers: list[Answer] = []
         done: list[tuple[bytes, int]] = []
         kept: list[Answer] = []
+        stays: list[Request] = []
+        stood: list[tuple[Request, Answer]] = []
+        tried: list[Request] = []
         try:
             for request in requests:
                 name = (request.client, request.no)
@@ -176,20 +195,47 @@ class Engine:
                     # Sent again so soon that both copies are in one batch: it is one transaction.
                     answers.append(kept[done.index(name)])
                     continue
+                if request.when or request.withdrawn:
+                    # What came by an earlier connection stands no more, if it still did.
+                    stood_here = self.standers.remove(name) or _take_out(stays, name)
+                    if request.withdrawn and stood_here:
+                        answers.append(Answer(request.no, to_wire(Withdrawn(txn_no=request.no))))
+                        continue
                 try:
                     answer = self._apply(txn, request, written, now_ns, commit_no)
                 except HoldfastError as error:
-                    answer = Answer(request.no, to_wire(error))
+                    if request.when and isinstance(error, NotYet):
+                        stays.append(request)
+                        answer = STANDS
+                    else:
+                        answer = Answer(request.no, to_wire(error))
                 else:
                     if answer.commit_no == commit_no:
                         done.append(name)
-                        kept.append(_keepable(answer))
+                        kept.append(keepable(answer))
                         topics.update(request.topics)
                 answers.append(answer)
             if not done:
                 txn.abort()
+                self._stand(stays)
                 return answers
             topics.update(written.topics)
+            if self.standers or stays:
+                # Those that came in this batch, perhaps before what they wait for, are tried again.
+                tried = (self.standers.of(topics) + waiting_for(stays, topics))[:TRIED_MAX]
+                for request in tried:
+                    try:
+                        answer = self._apply(txn, request, written, now_ns, commit_no)
+                    except NotYet:
+                        continue
+                    except HoldfastError as error:
+                        answer = Answer(request.no, to_wire(error))
+                    else:
+                        done.append((request.client, request.no))
+                        kept.append(keepable(answer))
+                        topics.update(request.topics)
+                    stood.append((request, answer))
+                topics.update(written.topics)
             row = codec.pack([commit_no, txn.id, now_ns, [client for client, _ in done], kept])
             slot = _outcome_key(commit_no)
             _write(txn, [(slot, row)], [key for key in self._stale_rows if key != slot])
@@ -207,7 +253,25 @@ class Engine:
         self._stale_rows = []
         self.commit_no = commit_no
         self._remember(written, done, kept, topics)
+        self._stand(stays)
+        self._step_forward(stood, topics, tried)
         return answers
+
+    def _stand(self, requests: list[Request]) -> None:
+        for request in requests:
+            self.standers.add(request)
+
+    def _step_forward(
+        self, stood: list[tuple[Request, Answer]], topics: set[str], tried: list[Request]
+    ) -> None:
+        for request, _ in stood:
+            self.standers.remove((request.client, request.no))
+        self.stood += stood
+        names = {(request.client, request.no) for request in tried}
+        for request in self.standers.of(topics):
+            if (request.client, request.no) not in names:
+                self.standers.remove((request.client, request.no))
+                self.late.append(request)
 
     def _apply(
         self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
@@ -218,6 +282,8 @@ class Engine:
                 return known
             if request.snapshot < self._forgotten_id:
                 raise CommitUnknown(txn_no=request.no)
+        if request.withdrawn:
+            raise Withdrawn(txn_no=request.no)
         self._ring.check(request, written)
         check_guards(txn, request, now_ns, self.generation)
         if request.calls or request.appends or request.adds:
@@ -331,7 +397,7 @@ def _outcome_key(commit_no: int) -> bytes:
     return schema.OUTCOME + tuples.pack_int(commit_no % OUTCOMES_KEPT)
 
 
-def _keepable(answer: Answer) -> Answer:
+def keepable(answer: Answer) -> Answer:
     """What a lost answer is replaced by: itself, unless that would take too much room."""
     if sum(len(bytes(result)) for result in answer.results) <= OUTCOME_BYTES_MAX:
         return answer
@@ -339,6 +405,14 @@ def _keepable(answer: Answer) -> Answer:
         txn_no=answer.no, why="it was committed, but its answer was too large to keep"
     )
     return Answer(answer.no, to_wire(told), answer.commit_no)
+
+
+def _take_out(requests: list[Request], name: Name) -> bool:
+    """Whether one of this name was among them."""
+    found = [one for one in requests if (one.client, one.no) == name]
+    for one in found:
+        requests.remove(one)
+    return bool(found)
 
 
 class _Unwritable(Exception):
@@ -365,6 +439,7 @@ def guard_schema(found: bytes | None, expected: tuple[int, int], *, bootstrap: b
             why = "no store of ours, and bootstrap is off"
             raise NotFound(what="schema marker", key=schema.MARKER_NAME, why=why)
         return
+    marks.refuse(found)
     try:
         version = schema.read_marker(found)
     except Invalid:

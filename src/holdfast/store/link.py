@@ -59,7 +59,7 @@ def _ignore(answer: Answer) -> None:
 class Call:
     """One transaction under way."""
 
-    __slots__ = ("answer", "callback", "lock", "request", "resends", "sent_ns")
+    __slots__ = ("answer", "callback", "lock", "request", "resends", "sent_ns", "stands")
 
     def __init__(self, request: Request, callback: Callable[[Answer], None] | None = None) -> None:
         self.request = request
@@ -67,6 +67,8 @@ class Call:
         self.answer: Answer | None = None
         self.sent_ns = 0
         self.resends = 0
+        # Nobody owes it an answer, and nobody need be waiting for one.
+        self.stands = bool(request.when)
         self.lock = threading.Lock()
         self.lock.acquire()
 
@@ -112,6 +114,9 @@ class Link:
         """Send a transaction and wait for its answer."""
         call = Call(request)
         self._post(call)
+        return self._await(call)
+
+    def _await(self, call: Call) -> Answer:
         try:
             while call.answer is None:
                 if self._reading.acquire(False):
@@ -128,6 +133,23 @@ class Link:
                 self._abandon(call)
             self._wake_next()
         return call.answer
+
+    def stand(self, request: Request) -> Call:
+        """Send a transaction that stands; `wait` ends when it has its answer."""
+        call = Call(request)
+        self._post(call)
+        return call
+
+    def withdraw(self, call: Call) -> Answer:
+        """Call back what stands. Its answer is `Withdrawn`, or that which it has."""
+        if call.answer is not None:
+            return call.answer
+        was = call.request
+        call.stands = False
+        call.request = Request(was.no, was.client, was.snapshot, resent=True, withdrawn=True)
+        self._outbox.append(call)
+        self.flush()
+        return self._await(call)
 
     def _abandon(self, call: Call) -> None:
         """Its thread leaves without an answer (an interrupt): nobody waits for this one any more."""
@@ -322,7 +344,7 @@ class Link:
     def _pass_on(self) -> None:
         """Make somebody who still waits the next reader."""
         for call in list(self._pending.values()):
-            if call.callback is None:
+            if call.callback is None and not call.stands:
                 call.wake()
                 return
         for sleeper in [one for some in list(self._sleepers.values()) for one in list(some)]:
@@ -341,7 +363,10 @@ class Link:
 
     # -- topics --------------------------------------------------------------------------------
 
-    def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
+    def wait(
+        self, topics: Sequence[str], since: int, timeout: float, call: Call | None = None
+    ) -> int:
+        """Until a topic is notified, or the time is up; or one that stands has its answer."""
         fresh = [topic for topic in topics if topic not in self._watched]
         if fresh:
             self._watched.update(fresh)
@@ -351,6 +376,9 @@ class Link:
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
         while True:
             last = self._heard(topics)
+            if call is not None and call.answer is not None:
+                self._wake_next()
+                return since
             # Not equal, rather than greater: a restored store counts from its backup on.
             if last is not None and last != since:
                 return last
@@ -358,20 +386,22 @@ class Link:
             self.check()
             if left <= 0:
                 return since
-            self._sleep(topics, last, left)
+            self._sleep(topics, last, left, call)
 
     def _heard(self, topics: Sequence[str]) -> int | None:
         """The last commit that notified any of them; None before the writer has said."""
         found = [self._topics[topic] for topic in topics if topic in self._topics]
         return max(found) if len(found) == len(topics) else None
 
-    def _sleep(self, topics: Sequence[str], last: int | None, timeout: float) -> None:
-        sleeper = threading.Lock()
-        sleeper.acquire()
+    def _sleep(
+        self, topics: Sequence[str], last: int | None, timeout: float, call: Call | None = None
+    ) -> None:
+        sleeper = threading.Lock() if call is None else call.lock
+        sleeper.acquire(blocking=False)
         for topic in topics:
             self._sleepers.setdefault(topic, []).append(sleeper)
         # Looked at again now that we are listed: whoever notifies looks in the other order.
-        if self._heard(topics) == last:
+        if self._heard(topics) == last and (call is None or call.answer is None):
             if self._reading.acquire(False):
                 try:
                     self._read(timeout)
@@ -477,7 +507,12 @@ class Link:
     def _replace_if_stuck(self) -> None:
         """Kill a writer that owes an answer for too long; the next read finds it gone."""
         oldest = min(
-            (call.sent_ns for call in list(self._pending.values()) if call.sent_ns), default=0
+            (
+                call.sent_ns
+                for call in list(self._pending.values())
+                if call.sent_ns and not call.stands
+            ),
+            default=0,
         )
         if not oldest:
             return

@@ -26,16 +26,17 @@ from holdfast.errors import (
     StoreClosed,
     StoreForked,
     StoreReplaced,
+    Withdrawn,
 )
 from holdfast.store import backup as backups
 from holdfast.store.api import settled
 from holdfast.store.engine import Answer
 from holdfast.store.future import Aside, Submitted, complete
-from holdfast.store.link import Link
+from holdfast.store.link import Call, Link
 from holdfast.store.local import refuse_writes, topics_of
 from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.txn import ClientTxn
-from holdfast.store.wire import fill, request_of
+from holdfast.store.wire import fill, request_of, standing_of
 
 # With a thread that computes, others get the interpreter only this often; the default (5 ms) would
 # cost such a program nine tenths of its commits.
@@ -110,6 +111,11 @@ class LmdbStore:
 
     def together(self) -> AbstractContextManager[None]:
         return self._link.together()
+
+    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> LmdbStanding:
+        txn, result = self._run(fn, args, {})
+        request = standing_of(txn, topics, self._link.next_no(), self._link.client)
+        return LmdbStanding(self._link, self._link.stand(request), txn, result)
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()
@@ -198,6 +204,30 @@ class LmdbStore:
             self._submit(future, fn, args, kwargs, tries)
         except BaseException as error:
             complete(future, error=error)
+
+
+class LmdbStanding:
+    def __init__(self, link: Link, call: Call, txn: ClientTxn, result: Any) -> None:
+        self._link = link
+        self._call = call
+        self._txn = txn
+        self._result = result
+
+    @property
+    def answered(self) -> bool:
+        return self._call.answer is not None
+
+    def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
+        return self._link.wait(topics_of(topics), since, timeout, self._call)
+
+    def result(self) -> Any:
+        assert self._call.answer is not None, "not answered yet"
+        fill(self._txn, self._call.answer)
+        return settled(self._result)
+
+    def withdraw(self) -> bool:
+        answer = self._link.withdraw(self._call)
+        return answer.error is not None and answer.error[0] == Withdrawn.code
 
 
 # LMDB forbids a process to open an environment twice, so stores of one directory share it.

@@ -13,12 +13,12 @@ from typing import Any
 
 from holdfast.clock import Clock, S
 from holdfast.config import TRANSACT_TRIES_MAX
-from holdfast.errors import Conflict, Invalid, StoreClosed
+from holdfast.errors import Conflict, Invalid, StoreClosed, Withdrawn
 from holdfast.store.api import settled
-from holdfast.store.engine import Backend, Engine
+from holdfast.store.engine import STANDS, Answer, Backend, Engine, Request
 from holdfast.store.future import Submitted, complete
 from holdfast.store.txn import ClientTxn
-from holdfast.store.wire import fill, request_of
+from holdfast.store.wire import fill, request_of, standing_of
 
 
 class LocalStore:
@@ -32,6 +32,7 @@ class LocalStore:
         self._closed = False
         self._no = 0
         self._client = clock.entropy(8)
+        self._standing: dict[int, LocalStanding] = {}
 
     @property
     def generation(self) -> int:
@@ -47,8 +48,7 @@ class LocalStore:
                 if not txn.writing:
                     return settled(result)
                 self._no += 1
-                [answer] = self.engine.commit([request_of(txn, self._no, self._client)])
-                self._rung.notify_all()
+                answer = self._commit(request_of(txn, self._no, self._client))
                 # Only a commit that fn itself made meanwhile can conflict here.
                 if answer.error is None or answer.error[0] != Conflict.code:
                     fill(txn, answer)
@@ -74,7 +74,28 @@ class LocalStore:
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
+    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> LocalStanding:
+        with self._lock:
+            txn, result = self._run(fn, args, {})
+            self._no += 1
+            standing = LocalStanding(self, txn, result, self._no)
+            request = standing_of(txn, topics, self._no, self._client)
+            self._standing[self._no] = standing
+            self._commit(request)
+            return standing
+
+    def withdraw(self, no: int) -> Answer:
+        with self._lock:
+            self._standing.pop(no, None)
+            return self._commit(Request(no, self._client, 0, resent=True, withdrawn=True))
+
+    def wait(
+        self,
+        topic: str | Sequence[str],
+        since: int,
+        timeout: float,
+        standing: LocalStanding | None = None,
+    ) -> int:
         topics = topics_of(topic)
         deadline_ns = self.clock.mono_ns() + int(timeout * S)
         with self._rung:
@@ -82,6 +103,8 @@ class LocalStore:
                 last = max(self.engine.topics.get(one, 0) for one in topics)
                 if last > since:
                     return last
+                if standing is not None and standing.answered:
+                    return since
                 left_ns = deadline_ns - self.clock.mono_ns()
                 if left_ns <= 0 or self._closed:
                     return since
@@ -101,6 +124,18 @@ class LocalStore:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
+    def _commit(self, request: Request) -> Answer:
+        [answer] = self.engine.commit([request])
+        late = self.engine.late
+        if answer is not STANDS and request.when:
+            self._standing.pop(request.no).answer = answer
+        for stood, its in self.engine.stood:
+            self._standing.pop(stood.no).answer = its
+        for one in late:
+            self._commit(one)
+        self._rung.notify_all()
+        return answer
+
     def _run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ClientTxn, Any]:
@@ -114,6 +149,32 @@ class LocalStore:
             return txn, fn(txn, *args, **kwargs)
         finally:
             snapshot.close()
+
+
+class LocalStanding:
+    def __init__(self, store: LocalStore, txn: ClientTxn, result: Any, no: int) -> None:
+        self._store = store
+        self._txn = txn
+        self._result = result
+        self._no = no
+        self.answer: Answer | None = None
+
+    @property
+    def answered(self) -> bool:
+        return self.answer is not None
+
+    def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
+        return self._store.wait(topics, since, timeout, self)
+
+    def result(self) -> Any:
+        assert self.answer is not None, "not answered yet"
+        fill(self._txn, self.answer)
+        return settled(self._result)
+
+    def withdraw(self) -> bool:
+        if self.answer is None:
+            self.answer = self._store.withdraw(self._no)
+        return self.answer.error is not None and self.answer.error[0] == Withdrawn.code
 
 
 def topics_of(topic: object) -> tuple[str, ...]:

@@ -1,23 +1,25 @@
 """The shared store: rows in PostgreSQL, for many machines.
 
-A client runs a transaction on a snapshot of its own; what it read and wrote goes to the committer of its
-process, a thread that commits for all callers of the process at once, one commit at a time in the whole
-store (`pg.engine`). Operations run there, in this process, under the lock of the commit.
+A transaction runs at its caller, on what this process knows (`pg.view`) or on a snapshot of its own; what
+it read and wrote goes to the committer of its process, a thread that commits for all callers of the process
+at once, one commit at a time in the whole store (`pg.engine`). Operations run there, in this process.
+
+Whatever the server does, a call ends: it is tried again while the server is away, for a while.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import psycopg
-from psycopg_pool import ConnectionPool, PoolTimeout
 
-from holdfast.clock import SYSTEM, Clock
-from holdfast.config import COMMIT_TXNS_MAX, TRANSACT_TRIES_MAX
+from holdfast.clock import SYSTEM, Clock, S
+from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, TRANSACT_TRIES_MAX
 from holdfast.errors import Conflict, HoldfastError, Invalid, StoreClosed, StoreForked, to_wire
 from holdfast.store.api import settled
 from holdfast.store.engine import Answer, Request
@@ -25,40 +27,45 @@ from holdfast.store.future import Aside, Completions, Submitted, complete
 from holdfast.store.local import refuse_writes, topics_of
 from holdfast.store.pg import server
 from holdfast.store.pg.engine import PgEngine
-from holdfast.store.pg.rows import Snapshot
-from holdfast.store.pg.server import Unreachable
+from holdfast.store.pg.readers import READER_S, Asking, Readers, Snapshot
+from holdfast.store.pg.server import READER_IDLE_S, Unreachable
 from holdfast.store.pg.topics import Topics
+from holdfast.store.pg.view import View
+from holdfast.store.pg.wire import Counters
 from holdfast.store.txn import ClientTxn
 from holdfast.store.wire import fill, request_of
 
-READERS_MAX = 8
-READER_S = 30.0
+# After so many conflicts a transaction runs on a snapshot.
+TRIES_ON_VIEW = 2
+# What one commit takes at most, so that a server or a network of any size stands it.
+COMMIT_BYTES_MAX = 32 * 1024 * 1024
+PAUSE_S = 0.1
 
-Finish = Callable[[Answer], None]
+Finish = Callable[[Answer, Completions], None]
+
+_SIZE = """
+    SELECT (SELECT coalesce(max(no), 0) FROM holdfast_commit),
+           pg_total_relation_size('holdfast_row') + pg_total_relation_size('holdfast_commit')
+"""
 
 
 class PostgresStore:
     def __init__(self, url: str, *, bootstrap: bool = True, clock: Clock = SYSTEM) -> None:
         self.url = server.without_password(url)
+        # For processes that this one starts; never shown.
+        self.address = url
         self._conninfo = server.parse(url)
         self._clock = clock
         self._pid = os.getpid()
         self._closed = False
         self._engine = PgEngine(self._conninfo, clock, bootstrap=bootstrap, ring=self._ring)
         self._topics = Topics(self._conninfo, self._engine.channel, self._engine.last)
-        self._readers: ConnectionPool[Any] = ConnectionPool(
-            self._conninfo,
-            min_size=0,
-            max_size=READERS_MAX,
-            kwargs={"autocommit": True},
-            open=True,
-            timeout=READER_S,
-            name="holdfast-readers",
-        )
+        self._readers = Readers(server.parse(url, idle_s=READER_IDLE_S), self._engine.away)
+        self._asking = Asking(self._readers)
         self._aside = Aside()
         self._client = clock.entropy(8)
         self._no = 0
-        self._work: list[tuple[Request, Finish]] = []
+        self._work: deque[tuple[Request, int, Finish]] = deque()
         self._came = threading.Condition()
         self._committer = threading.Thread(
             target=self._commit_all, name="holdfast-commit", daemon=True
@@ -72,14 +79,20 @@ class PostgresStore:
     @property
     def retries(self) -> int:
         """How often a commit was tried again because the server was away."""
-        return self._engine.retries
+        return self._engine.counters.retries
+
+    @property
+    def counters(self) -> Counters:
+        """What the commits of this process took: round trips, statements, retries."""
+        return self._engine.counters
 
     def now_ns(self) -> int:
         return self._engine.now_ns()
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for _ in range(TRANSACT_TRIES_MAX):
-            txn, result = self._run(fn, args, kwargs)
+        for tries in range(TRANSACT_TRIES_MAX):
+            history = self._engine.history
+            txn, result = self._run(fn, args, kwargs, tries)
             if not txn.writing:
                 return settled(result)
             gate = threading.Lock()
@@ -87,12 +100,15 @@ class PostgresStore:
             answers: list[Answer] = []
 
             def finish(
-                answer: Answer, answers: list[Answer] = answers, gate: threading.Lock = gate
+                answer: Answer,
+                _: Completions,
+                answers: list[Answer] = answers,
+                gate: threading.Lock = gate,
             ) -> None:
                 answers.append(answer)
                 gate.release()
 
-            self._post(request_of(txn, self._next_no(), self._client), finish)
+            self._post(request_of(txn, self._next_no(), self._client), history, finish)
             gate.acquire()
             if answers[0].error is None or answers[0].error[0] != Conflict.code:
                 fill(txn, answers[0])
@@ -100,17 +116,21 @@ class PostgresStore:
         raise Conflict(tries=TRANSACT_TRIES_MAX, why="others always committed first")
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        txn, result = self._run(fn, args, kwargs)
+        txn, result = self._run_fresh(fn, args, kwargs)
         refuse_writes(txn)
         return result
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
         future = Submitted()
-        self._submit(future, fn, args, kwargs, TRANSACT_TRIES_MAX)
+        self._submit(future, fn, args, kwargs, 0)
         return future
 
     def together(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> None:
+        """Commits are made in every process: there is no one place to stand at."""
+        return
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()
@@ -118,6 +138,13 @@ class PostgresStore:
 
     def backup(self, path: str) -> None:
         raise Invalid(what="backup", why="back the database up with pg_basebackup or pg_dump")
+
+    def size(self) -> tuple[int, int]:
+        """The number of the last commit, and the bytes of all rows on the server, indexes included."""
+        self._check()
+        with server.typed(self._conninfo), server.connect(self._conninfo) as connection:
+            [(last, size)] = connection.execute(_SIZE).fetchall()
+        return int(last), int(size)
 
     def close(self) -> None:
         if self._closed:
@@ -154,35 +181,70 @@ class PostgresStore:
             self._no += 1
             return self._no
 
-    def _borrow(self) -> AbstractContextManager[Any]:
-        try:
-            return self._readers.connection()
-        except PoolTimeout as error:
-            raise Unreachable(url=self.url, why=str(error)) from None
-
     def _run(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tries: int
+    ) -> tuple[ClientTxn, Any]:
+        """Run a transaction on what is known here; if that may mislead it, on a snapshot."""
+        if tries < TRIES_ON_VIEW:
+            self._check()
+            view = View(self._engine, self._asking)
+            try:
+                txn, result = self._call(view, fn, args, kwargs)
+                if txn.writing or view.current():
+                    self._offer(view)
+                    return txn, result
+            except Exception:
+                if view.current():
+                    raise
+        return self._run_fresh(fn, args, kwargs)
+
+    def _run_fresh(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ClientTxn, Any]:
-        self._check()
-        snapshot = Snapshot(self._borrow)
-        try:
-            txn = ClientTxn(snapshot, snapshot=0, generation=self.generation, now=self.now_ns)
-            result = fn(txn, *args, **kwargs)
-            txn.snapshot = snapshot.id
-            return txn, result
-        except psycopg.Error as error:
-            raise server.translated(error, self._conninfo) from error
-        except PoolTimeout as error:
-            raise Unreachable(url=self.url, why=str(error)) from None
-        finally:
-            snapshot.close()
+        """Run on a snapshot, and again while the server is away."""
+        until_ns = self._clock.mono_ns() + int(READER_S * S)
+        while True:
+            self._check()
+            snapshot = Snapshot(self._readers)
+            try:
+                done = self._call(snapshot, fn, args, kwargs)
+                self._offer(snapshot)
+                return done
+            except psycopg.Error as raised:
+                error = server.translated(raised, self._conninfo)
+                if not isinstance(error, Unreachable):
+                    raise error from raised
+            except Unreachable as raised:
+                error = raised
+            finally:
+                snapshot.close()
+            if self._clock.mono_ns() >= until_ns:
+                raise self._engine.away.told(error)
+            self._clock.sleep(PAUSE_S)
 
-    def _post(self, request: Request, finish: Finish) -> None:
+    def _call(
+        self,
+        base: View | Snapshot,
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> tuple[ClientTxn, Any]:
+        txn = ClientTxn(base, snapshot=0, generation=self.generation, now=self.now_ns)
+        result = fn(txn, *args, **kwargs)
+        txn.snapshot = base.id
+        return txn, result
+
+    def _offer(self, base: View | Snapshot) -> None:
+        if base.seen:
+            self._engine.offers.append((base.id, base.seen))
+
+    def _post(self, request: Request, history: int, finish: Finish) -> None:
         with self._came:
             if self._closed:
                 raise StoreClosed(url=self.url)
-            self._work.append((request, finish))
-            self._came.notify()
+            self._work.append((request, history, finish))
+            if len(self._work) == 1:
+                self._came.notify()
 
     def _commit_all(self) -> None:
         """Commit what has come, until closed and nothing is left."""
@@ -190,10 +252,10 @@ class PostgresStore:
             with self._came:
                 while not self._work and not self._closed:
                     self._came.wait()
-                batch, self._work = self._work[:COMMIT_TXNS_MAX], self._work[COMMIT_TXNS_MAX:]
-                if not batch:
+                if not self._work:
                     return
-            requests = [request for request, _ in batch]
+                batch = self._take()
+            requests = [request for request, _, _ in batch]
             try:
                 answers = self._engine.commit(requests)
             except HoldfastError as error:
@@ -201,8 +263,27 @@ class PostgresStore:
             except Exception as error:
                 broken = Invalid(what="commit", why=f"{type(error).__name__}: {error}")
                 answers = [Answer(request.no, to_wire(broken)) for request in requests]
-            for (_, finish), answer in zip(batch, answers, strict=True):
-                finish(answer)
+            done = Completions()
+            for (_, _, finish), answer in zip(batch, answers, strict=True):
+                finish(answer, done)
+            done.wake()
+
+    def _take(self) -> list[tuple[Request, int, Finish]]:
+        """The next batch: one request at least."""
+        batch: list[tuple[Request, int, Finish]] = []
+        rows = size = 0
+        while self._work and len(batch) < COMMIT_TXNS_MAX:
+            puts = self._work[0][0].puts
+            rows += len(puts)
+            size += sum(map(len, puts.values()))
+            if batch and (rows > COMMIT_ROWS_MAX or size > COMMIT_BYTES_MAX):
+                break
+            request, history, finish = self._work.popleft()
+            if history != self._engine.history and (request.reads or request.ranges):
+                # What it read is of a history that is no more: no number says what has changed since.
+                request.snapshot = -1
+            batch.append((request, history, finish))
+        return batch
 
     def _submit(
         self,
@@ -213,7 +294,8 @@ class PostgresStore:
         tries: int,
     ) -> None:
         try:
-            txn, result = self._run(fn, args, kwargs)
+            history = self._engine.history
+            txn, result = self._run(fn, args, kwargs, tries)
             if not txn.writing:
                 complete(future, settled(result))
                 return
@@ -222,21 +304,20 @@ class PostgresStore:
             complete(future, error=error)
             return
 
-        def finish(answer: Answer) -> None:
+        def finish(answer: Answer, done: Completions) -> None:
             """Runs in the committer: nothing here may wait, and no user's code runs."""
-            if answer.error is not None and answer.error[0] == Conflict.code and tries > 1:
-                self._aside.run(lambda: self._submit(future, fn, args, kwargs, tries - 1))
+            lost = answer.error is not None and answer.error[0] == Conflict.code
+            if lost and tries + 1 < TRANSACT_TRIES_MAX:
+                self._aside.run(lambda: self._submit(future, fn, args, kwargs, tries + 1))
                 return
-            done = Completions()
             try:
                 fill(txn, answer)
             except Exception as error:
                 done.complete(future, error=error)
             else:
                 done.complete(future, settled(result))
-            done.wake()
 
         try:
-            self._post(request, finish)
+            self._post(request, history, finish)
         except HoldfastError as error:
             complete(future, error=error)

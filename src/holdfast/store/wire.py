@@ -11,6 +11,7 @@ operation is named, not sent.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -113,6 +114,14 @@ def request_of(txn: ClientTxn, no: int, client: bytes) -> Request:
         [(operation.name, _packed_args(operation, args)) for operation, args in txn.calls],
         list(txn.topics),
     )
+
+
+def standing_of(txn: ClientTxn, topics: Sequence[str], no: int, client: bytes) -> Request:
+    request = request_of(txn, no, client)
+    if request.reads or request.ranges or request.puts or request.deletes or not request.calls:
+        raise Invalid(what="transaction", why="one that stands calls operations, and nothing else")
+    request.when = list(topics)
+    return request
 
 
 def _packed_args(operation: Operation[Any, Any], args: tuple[Any, ...]) -> msgspec.Raw:

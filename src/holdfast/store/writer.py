@@ -30,8 +30,9 @@ from holdfast import __version__
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
 from holdfast.errors import Busy, HoldfastError, Invalid, StoreFull, to_wire
-from holdfast.store.engine import Answer, Engine, Request
+from holdfast.store.engine import STANDS, Answer, Engine, Request
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
+from holdfast.store.standers import Name
 from holdfast.store.wire import (
     PROTOCOL,
     Frames,
@@ -57,7 +58,7 @@ class Arguments(msgspec.Struct):
 
 
 class Connection:
-    __slots__ = ("answers", "frames", "greeted", "out", "sock", "topics", "watched")
+    __slots__ = ("answers", "frames", "greeted", "out", "sock", "standing", "topics", "watched")
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -67,6 +68,7 @@ class Connection:
         self.answers: list[Answer] = []
         self.topics: dict[str, int] = {}
         self.watched: set[str] = set()
+        self.standing: set[Name] = set()
 
 
 class Writer:
@@ -81,6 +83,7 @@ class Writer:
         self._connections: set[Connection] = set()
         self._watchers: dict[str, set[Connection]] = {}
         self._work: list[tuple[Connection, Request]] = []
+        self._standers: dict[Name, Connection] = {}
         self._born_commit_no = engine.commit_no
         self._stopping = False
         self._listener = listen(path)
@@ -151,12 +154,41 @@ class Writer:
                 for connection in self._watchers.get(topic, ()):
                     connection.topics[topic] = self._engine.commit_no
                     touched.add(connection)
-        for (connection, _), answer in zip(batch, answers, strict=True):
+        for (connection, request), answer in zip(batch, answers, strict=True):
+            if request.when or request.withdrawn:
+                self._follow(connection, (request.client, request.no))
+            if answer is STANDS:
+                continue
             connection.answers.append(answer)
             touched.add(connection)
+        if self._engine.stood or self._engine.late:
+            came = {(request.client, request.no): connection for connection, request in batch}
+            for request, answer in self._engine.stood:
+                connection = came.get((request.client, request.no)) or self._step_down(request)
+                connection.answers.append(answer)
+                touched.add(connection)
+            for request in self._engine.late:
+                connection = came.get((request.client, request.no)) or self._step_down(request)
+                self._work.append((connection, request))
         for connection in touched:
             if connection in self._connections:
                 self._reply(connection)
+
+    def _follow(self, connection: Connection, name: Name) -> None:
+        """Keep in mind whose it is that stands, if it does."""
+        former = self._standers.pop(name, None)
+        if former is not None:
+            former.standing.discard(name)
+        if name in self._engine.standers:
+            self._standers[name] = connection
+            connection.standing.add(name)
+
+    def _step_down(self, request: Request) -> Connection:
+        """Whose it was that stands no more."""
+        name = (request.client, request.no)
+        connection = self._standers.pop(name)
+        connection.standing.discard(name)
+        return connection
 
     def _batch_size(self) -> int:
         """How many of those that wait go into one commit: bounded in number and in rows."""
@@ -288,6 +320,9 @@ class Writer:
         self._connections.discard(connection)
         # What it had sent and was not answered its client sends again: it must not count twice.
         self._work = [(of, request) for of, request in self._work if of is not connection]
+        for name in connection.standing:
+            self._engine.standers.remove(name)
+            del self._standers[name]
         for topic in connection.watched:
             watchers = self._watchers[topic]
             watchers.discard(connection)

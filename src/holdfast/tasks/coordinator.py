@@ -20,10 +20,11 @@ from __future__ import annotations
 from holdfast.tasks.control import cancel, limit, maintain, redrive, report_progress
 from holdfast.tasks.lease import Grant, Hold, Leased, extend, lease
 from holdfast.tasks.settle import Answer, End, Report, Turned, settle, turn
+from holdfast.tasks.standby import lease_when
 from holdfast.tasks.submit import CyclicDependency, New, check_spec, submit, submit_all
 
 __all__ = [
     "Answer", "CyclicDependency", "End", "Grant", "Hold", "Leased", "New", "Report", "Turned", "cancel",
-    "check_spec", "extend", "lease", "limit", "maintain", "redrive", "report_progress", "settle", "submit", "submit_all",
+    "check_spec", "extend", "lease", "lease_when", "limit", "maintain", "redrive", "report_progress", "settle", "submit", "submit_all",
     "turn",
 ]  # fmt: skip

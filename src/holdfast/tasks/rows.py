@@ -177,6 +177,9 @@ class Keys:
         self._task_topics = [f"tasks/{universe}/task/{n}" for n in range(TASK_TOPICS)]
         self.revoked = f"tasks/{universe}/revoked"
 
+    def worker_topic(self, worker: str) -> str:
+        return f"tasks/{self.universe}/worker/{worker}"
+
     def queue_topic(self, queue: str) -> str:
         return f"tasks/{self.universe}/queue/{queue}"
 

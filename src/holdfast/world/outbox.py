@@ -17,7 +17,7 @@ from holdfast.config import NAME_BYTES_MAX, RETRY_FULL_NS, ROUTE_KEPT_NS
 from holdfast.durable import queue
 from holdfast.errors import NotFound
 from holdfast.messages import FABRIC_SEND, FabricSendParams, Intent
-from holdfast.store import schema
+from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.world import catalog, fabric, publish
 from holdfast.world.fabric import Accepted
@@ -61,6 +61,13 @@ def routed(txn: Txn, universe: str, dest_universe: str) -> bool:
     """Whether some pool has announced a route, not too long ago."""
     row = txn.get(_route_key(universe, dest_universe))
     return row is not None and txn.now_ns < schema.int_of(row) + ROUTE_KEPT_NS
+
+
+def routes(txn: Txn, universe: str, limit: int) -> list[str]:
+    """The universes that some pool had a route to, ever."""
+    prefix = schema.prefix(schema.Space.WORLD, universe, "route")
+    rows = txn.scan(prefix, tuples.after(prefix), limit)
+    return [str(tuples.unpack(key)[3]) for key, _ in rows]
 
 
 @operation

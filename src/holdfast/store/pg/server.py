@@ -1,25 +1,16 @@
-"""What we ask of a PostgreSQL server: connections, the schema, and its errors in our words.
-
-Three relations in the schema of the connection's search path:
-
-    holdfast_row       key, value: every row of the store, in byte order
-    holdfast_commit    one row for each of the last commits: when, by whom, which keys, which topics
-    holdfast_lock      nothing; the advisory lock of the commit is named after it
-
-Bytes compare as unsigned in a `bytea` index, which is the order of our keys.
-"""
+"""What we ask of a PostgreSQL server: its URL, connections with time-outs, and its errors in our words."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
-from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from holdfast.clock import Clock
 from holdfast.errors import (
     BadUrl,
     Busy,
@@ -28,17 +19,21 @@ from holdfast.errors import (
     NotFound,
     StoreError,
     StoreFull,
+    StoreMoved,
     StoreReadOnly,
 )
+from holdfast.store.pg.wire import Connection
 
-SERVER_MIN = 140000
+SERVER_MIN = 150000
 CONNECT_S = 10
 STATEMENT_S = 60
 LOCK_S = 30
 # A client that vanished in mid-transaction holds the lock of the commit no longer than this.
-IDLE_S = 15
-
-Connection = psycopg.Connection[tuple[Any, ...]]
+IDLE_S = 5
+# One that only reads holds nobody up, but keeps the server from clearing up behind it.
+READER_IDLE_S = 120
+# The constraint that no commit fulfils in a store that was moved (`place`).
+MOVED = "holdfast_store_has_moved"
 
 
 class Unreachable(Busy):
@@ -53,9 +48,22 @@ class Denied(StoreError):
     )
 
 
+class NoDatabase(NotFound):
+    code = "no_database"
+    hint = "create it, for the role of the URL: createdb --owner ROLE NAME"
+
+
+class ReadOnlyServer(StoreReadOnly):
+    code = "server_read_only"
+    hint = (
+        "connect to the primary; with several hosts in the URL, target_session_attrs=read-write "
+        "finds it"
+    )
+
+
 class ServerTooOld(StoreError):
     code = "server_too_old"
-    hint = "use PostgreSQL 14 or newer"
+    hint = "use PostgreSQL 15 or newer"
 
 
 class Pooled(StoreError):
@@ -63,11 +71,13 @@ class Pooled(StoreError):
     hint = "connect to the server itself: a pooler in transaction mode loses LISTEN and prepared statements"
 
 
-def parse(url: str) -> str:
+def parse(url: str, *, idle_s: int = IDLE_S) -> str:
     """The connection string of a URL, with our settings; a bad one is BadUrl."""
     settings = (
         f"-c statement_timeout={STATEMENT_S * 1000} -c lock_timeout={LOCK_S * 1000} "
-        f"-c idle_in_transaction_session_timeout={IDLE_S * 1000}"
+        f"-c idle_in_transaction_session_timeout={idle_s * 1000} "
+        "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "
+        "-c tcp_user_timeout=10000"
     )
     try:
         known: dict[str, Any] = dict(conninfo_to_dict(url))
@@ -98,7 +108,7 @@ def without_password(url: str) -> str:
 
 def connect(conninfo: str) -> Connection:
     with typed(conninfo):
-        connection: Connection = psycopg.connect(conninfo, autocommit=True)
+        connection: Connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=0)
     if connection.info.server_version < SERVER_MIN:
         found = connection.info.server_version
         connection.close()
@@ -122,10 +132,12 @@ def translated(error: psycopg.Error, conninfo: str) -> HoldfastError:
     state = error.sqlstate or ""
     if state in ("28P01", "28000", "42501", "3F000"):
         return Denied(url=where, why=why)
+    if state == "23514" and error.diag.constraint_name == MOVED:
+        return StoreMoved(url=where)
     if state == "3D000":
-        return NotFound(what="database", url=where, why=why)
+        return NoDatabase(what="database", url=where, why=why)
     if state in ("25006",):
-        return StoreReadOnly(url=where, why=f"{why}; connect to the primary")
+        return ReadOnlyServer(url=where, why=why)
     if state in ("53100", "53200"):
         return StoreFull(url=where, why=why)
     if state in ("26000", "42P05"):
@@ -138,52 +150,76 @@ def translated(error: psycopg.Error, conninfo: str) -> HoldfastError:
         "53",
     ):
         text = str(error)
-        for words, kind in (
-            ("password authentication failed", Denied),
-            ("no password supplied", Denied),
-            ("no pg_hba.conf entry", Denied),
-            ("does not exist", NotFound),
-        ):
+        # What a server says while it lets nobody in has no code, only words.
+        for words, kind in _AT_THE_DOOR:
             if words in text:
                 return kind(url=where, why=why)
+        if 'database "' in text and "does not exist" in text:
+            return NoDatabase(what="database", url=where, why=why)
         return Unreachable(url=where, why=why)
     if state[:2] in ("22", "42", "54"):
         return Invalid(what="statement", url=where, why=why)
     return StoreError(url=where, why=why)
 
 
-# -- the schema ------------------------------------------------------------------------------------
+class Away:
+    """Since when a server is away, by the wall clock: entered around each try to connect to it."""
 
-CREATE = [
-    """
-    CREATE TABLE IF NOT EXISTS holdfast_row (key bytea PRIMARY KEY, value bytea NOT NULL)
-    WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000,
-          autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0,
-          autovacuum_analyze_scale_factor = 0.2)
-    """,
-    """
-    CREATE TABLE IF NOT EXISTS holdfast_commit (
-        no bigint PRIMARY KEY, at_ns bigint NOT NULL, client bytea NOT NULL, keys bytea,
-        topics text NOT NULL)
-    WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000,
-          autovacuum_vacuum_cost_delay = 0)
-    """,
-]
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.since_ns = 0
 
-
-def prepare(connection: Connection, *, bootstrap: bool) -> None:
-    """Make the relations if they are not there; without bootstrap they must be."""
-    found = connection.execute("SELECT to_regclass('holdfast_row'), to_regclass('holdfast_commit')")
-    there = found.fetchone()
-    if there is not None and None not in there:
+    def __enter__(self) -> None:
         return
-    if not bootstrap:
-        raise NotFound(what="store", why="no store of ours in this database, and bootstrap is off")
-    with connection.transaction():
-        # Whoever creates it at the same time waits here, and then finds it.
-        connection.execute("SELECT pg_advisory_xact_lock(hashtext('holdfast schema'))")
-        for statement in CREATE:
-            connection.execute(sql.SQL(statement))
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.since_ns = 0
+        elif issubclass(kind, Unreachable):
+            self.since_ns = self.since_ns or self._clock.wall_ns()
+
+    def fields(self) -> dict[str, int]:
+        return {"since_ns": self.since_ns} if self.since_ns else {}
+
+    def told(self, error: HoldfastError) -> HoldfastError:
+        """The error, with this."""
+        return type(error)(**(error.fields | self.fields()))
+
+
+_AT_THE_DOOR: tuple[tuple[str, type[HoldfastError]], ...] = (
+    ("authentication failed", Denied),
+    ("no password supplied", Denied),
+    ("no pg_hba.conf entry", Denied),
+    ("permission denied for database", Denied),
+    ("is not permitted to log in", Denied),
+    ('role "', Denied),
+    ("unsupported startup parameter", Pooled),
+)
+
+
+class Backend(NamedTuple):
+    """The server's process behind a connection. Numbers are given again, so it has its start, too."""
+
+    pid: int
+    began: str
+
+
+def take_over(connection: Connection, former: Backend | None) -> Backend:
+    """End what a lost connection has left behind: it may hold the lock of the commit until it is found out.
+
+    A server that takes no writes is refused.
+    """
+    if former is not None:
+        ended = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid = %s AND backend_start = %s"
+        connection.execute(ended, former)
+    own = """
+        SELECT pid, backend_start::text, current_setting('transaction_read_only') = 'on'
+        FROM pg_stat_activity WHERE pid = pg_backend_pid()
+    """
+    [(pid, began, read_only)] = connection.execute(own).fetchall()
+    if read_only:
+        raise ReadOnlyServer(url=connection.info.host, why="the server takes no writes")
+    return Backend(pid, began)
 
 
 def lock_key(connection: Connection) -> int:

@@ -6,17 +6,23 @@ everything has rung meanwhile. What this process rings itself it hears without t
 
 from __future__ import annotations
 
+import select
+import socket
 import threading
 from collections.abc import Callable, Sequence
 
 import psycopg
 
 from holdfast.errors import HoldfastError
-from holdfast.store.pg.server import Connection, connect
+from holdfast.store.pg.server import connect
+from holdfast.store.pg.wire import Connection
 
 PAYLOAD_BYTES_MAX = 7_000
 TOPICS_MAX = 100_000
-LISTEN_S = 1.0
+# A connection that was cut without a word is noticed by what the system says of it; this is for the rest.
+LISTEN_S = 10.0
+LISTENING_S = 1.0
+JOIN_S = 5.0
 PAUSE_S = 0.5
 # Stands for all topics.
 ALL = "*"
@@ -38,6 +44,8 @@ class Topics:
         self._changed = threading.Condition()
         self._closed = False
         self._listening = threading.Event()
+        # A byte in it ends the listener's sleep.
+        self._woken, self._wakes = socket.socketpair()
         self._thread = threading.Thread(target=self._listen, name="holdfast-listen", daemon=True)
         self._started = False
 
@@ -72,8 +80,12 @@ class Topics:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+        self._wakes.send(b"x")
         if self._started:
-            self._thread.join(LISTEN_S + PAUSE_S + 1)
+            self._thread.join(JOIN_S)
+        if not self._thread.is_alive():
+            self._woken.close()
+            self._wakes.close()
 
     def _start(self) -> None:
         with self._changed:
@@ -82,7 +94,7 @@ class Topics:
                 self._thread.start()
         if first:
             # A wait that begins before anybody listens would miss what is rung now.
-            self._listening.wait(LISTEN_S)
+            self._listening.wait(LISTENING_S)
 
     def _listen(self) -> None:
         while not self._closed:
@@ -91,8 +103,12 @@ class Topics:
                     connection.execute(f"LISTEN {self._channel}")
                     self.ring(self._last(connection), [ALL])
                     self._listening.set()
+                    sleeping = select.poll()
+                    sleeping.register(connection, select.POLLIN)
+                    sleeping.register(self._woken, select.POLLIN)
                     while not self._closed:
-                        for notify in connection.notifies(timeout=LISTEN_S, stop_after=1):
+                        sleeping.poll(LISTEN_S * 1000)
+                        for notify in connection.notifies(timeout=0):
                             number, *topics = notify.payload.split("\n")
                             self.ring(int(number), topics)
             except (psycopg.Error, HoldfastError):

