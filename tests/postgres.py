@@ -108,9 +108,10 @@ def role_url(url: str, role: str, password: str = "", *, login: bool = True) -> 
     """The same database for another role, which is made, and which owns nothing. With a password it is let
     in by that alone."""
     with admin() as connection:
-        connection.execute(sql.SQL("DROP ROLE IF EXISTS {}").format(sql.Identifier(role)))
+        known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
         connection.execute(
-            sql.SQL("CREATE ROLE {} {} PASSWORD {}").format(
+            sql.SQL("{} ROLE {} {} PASSWORD {}").format(
+                sql.SQL("ALTER" if known else "CREATE"),
                 sql.Identifier(role),
                 sql.SQL("LOGIN" if login else "NOLOGIN"),
                 sql.Literal(password or None),

@@ -68,7 +68,7 @@ class Desk(hf.World):
     @hf.on(Rang)
     def ring(self, event: Rang, cx: hf.Context) -> None:
         self.rung.append(event.id)
-        # `now_ns` of a step is read by the worker, from what it knows of the server's time.
+        # Timers run on the server's time, as far as a worker knows it; this is the clock on the wall.
         if cx.now_ns < event.due_ns - 50 * MS:
             self.early.append(event.id)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import psycopg
 import pytest
 
 from holdfast.durable import queue
@@ -51,11 +52,8 @@ def url() -> Iterator[str]:
 
 
 def _owned(url: str) -> str:
-    import psycopg
-
-    name = url.rpartition("/")[2].partition("?")[0]
+    """What an administrator does once, for the role that is to have the store."""
     with psycopg.connect(url.replace(f"//guarded:{SECRET}@", "//postgres:@"), autocommit=True) as it:
-        it.execute(f'ALTER DATABASE "{name.split("?")[0]}" OWNER TO guarded'.encode())
         it.execute("GRANT ALL ON SCHEMA public TO guarded")
     return url
 

@@ -109,7 +109,6 @@ def test_universes_elsewhere_are_those_named_with_another_store(tmp_path: Path) 
         '[stores.universes]\n"a/b" = "./d"',
         '[stores.universes]\n"" = "./d"',
         '[stores.universes]\na = "./d"\na = "./e"',
-        '[stores]\ndefault = "./d"\n[stores.universes]\na = "lmdb:d/"',
         '[stores]\ndefault = "./d"\n[stores.universes]\na = "./x/../d"',
         '[stores.universes]\na = "postgresql://h/x"\nb = "postgres://u:p@H:5432/x"',
         '[stores.universes]\na = "postgresql://localhost/x"\nb = "postgresql://127.0.0.1/x"',
@@ -134,6 +133,11 @@ def test_what_cannot_be_meant_is_refused_and_names_the_file(tmp_path: Path, text
 )
 def test_different_stores_are_different(one: str, other: str) -> None:
     assert mapping.identity(one) != mapping.identity(other)
+
+
+def test_a_scheme_and_a_slash_more_make_no_other_directory(tmp_path: Path) -> None:
+    found = load(tmp_path, '[stores]\ndefault = "./d"\n[stores.universes]\na = "lmdb:d/"')
+    assert found.urls() == [str(tmp_path / "d")]
 
 
 def test_a_password_is_not_shown_by_what_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
 from collections.abc import Callable, Iterable
@@ -9,11 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, store
 from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
 from holdfast.app.shipped.fabric import Send
 from holdfast.app.tasks import Queue, Task, queues_of
-from holdfast.errors import Invalid
+from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
@@ -121,6 +122,11 @@ class App:
     ) -> Runtime:
         """Open a store and run roles of this app in this process; see `Runtime`. Without a URL it is the
         store of the universe, as `holdfast.toml` says."""
+        roles = None if roles is None else tuple(roles)
+        if isinstance(url, str) and not options and not roles:
+            # Nothing is left that could be refused: the store's process starts while we import the rest.
+            with contextlib.suppress(HoldfastError):
+                store.begin(url)
         from holdfast.app.runtime import Runtime
 
         return Runtime(self, url, roles=roles, **options)

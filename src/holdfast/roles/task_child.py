@@ -22,8 +22,7 @@ import socket
 import subprocess
 import sys
 import threading
-from multiprocessing.connection import Connection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -31,6 +30,9 @@ from holdfast.clock import SYSTEM, Clock, S
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.roles.task_run import Ended, TaskRun, attempt
 from holdfast.tasks.coordinator import End, Grant, Report
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
 
 GRACE_S = 1.0
 LOOK_S = 0.05
@@ -98,7 +100,7 @@ class Child:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
             )
-        self._pipe = Connection(ours.detach())
+        self._pipe = _pipe(ours.detach())
         script = getattr(sys.modules["__main__"], "__file__", None)
         with contextlib.suppress(OSError):
             self._pipe.send_bytes(msgspec.msgpack.encode([sys.path, script or ""]))
@@ -178,7 +180,7 @@ class _Distant(TaskRun):
 
 
 def main() -> None:
-    pipe = Connection(int(sys.argv[1]))
+    pipe = _pipe(int(sys.argv[1]))
     path, script = msgspec.msgpack.decode(pipe.recv_bytes(), type=tuple[list[str], str])
     sys.path[:] = path
     sys.argv[:] = [script or "holdfast-task"]
@@ -268,3 +270,10 @@ _importing = threading.Event()
 
 SCRIPT = "__holdfast_main__"
 _COMMAND = "from holdfast.roles.task_child import main; main()"
+
+
+def _pipe(fd: int) -> Connection:
+    # Imported here: it takes as long as a quarter of us, and few apps have such tasks.
+    from multiprocessing.connection import Connection
+
+    return Connection(fd)

@@ -22,6 +22,18 @@ from holdfast.store.urls import shown, split
 __all__ = ["Operation", "Pending", "Store", "Txn", "open", "operation"]
 
 
+def begin(url: str) -> None:
+    """Get ready for an `open` that follows: an embedded store's writer is a process, and starts meanwhile."""
+    scheme, rest = split(url)
+    if scheme == "lmdb":
+        from holdfast.store.reach import begin_writer
+        from holdfast.store.rows import prepare
+
+        path = Path(rest).absolute()
+        prepare(path)
+        begin_writer(path, limits=WriterLimits())
+
+
 def open(
     url: str | os.PathLike[str],
     *,

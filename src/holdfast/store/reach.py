@@ -92,9 +92,34 @@ def _greet(sock: socket.socket, timeout_s: float) -> Welcome:
             return decode_welcome(body)
 
 
+def begin_writer(path: Path, *, limits: WriterLimits) -> None:
+    """Have a writer start, if there is none, while the caller is still at other things."""
+    try:
+        dial(path).close()
+    except (FileNotFoundError, ConnectionRefusedError):
+        _begun[path] = _spawn(path, bootstrap=True, limits=limits)
+    except OSError:
+        return  # whoever opens the store finds out why
+
+
 def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
     """Start a writer; answers `ready` or `held`, or raises what keeps it from starting."""
     reap_children()
+    child = _begun.pop(path, None) or _spawn(path, bootstrap=bootstrap, limits=limits)
+    line = _first_line(child, limits.stopped_s)
+    if line in ("ready", "held"):
+        return line
+    if line.startswith("error "):
+        raise from_wire(msgspec.json.decode(line[6:]))
+    code = child.wait()
+    if code == -signal.SIGKILL:
+        return "held"  # killed before it could speak: another may do better
+    if code in (-signal.SIGBUS, -signal.SIGSEGV):
+        raise StoreCorrupt(path=str(path), why="the file is cut off or damaged")
+    raise WriterLost(path=str(path), why=f"the writer ended with code {code}, see writer.log")
+
+
+def _spawn(path: Path, *, bootstrap: bool, limits: WriterLimits) -> subprocess.Popen[bytes]:
     arguments = Arguments(
         str(path), bootstrap, limits.linger_s, limits.backlog_bytes, limits.reader_check_s
     )
@@ -111,17 +136,7 @@ def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:
     if log >= 0:
         os.close(log)
     _children.append(child)
-    line = _first_line(child, limits.stopped_s)
-    if line in ("ready", "held"):
-        return line
-    if line.startswith("error "):
-        raise from_wire(msgspec.json.decode(line[6:]))
-    code = child.wait()
-    if code == -signal.SIGKILL:
-        return "held"  # killed before it could speak: another may do better
-    if code in (-signal.SIGBUS, -signal.SIGSEGV):
-        raise StoreCorrupt(path=str(path), why="the file is cut off or damaged")
-    raise WriterLost(path=str(path), why=f"the writer ended with code {code}, see writer.log")
+    return child
 
 
 def _first_line(child: subprocess.Popen[bytes], stopped_s: float) -> str:
@@ -206,6 +221,8 @@ def reap_children() -> None:
 # How often a starting writer is looked at, in case it stands still.
 _LOOK_S = 0.25
 _children: list[subprocess.Popen[bytes]] = []
+# Started ahead by `begin_writer`: what it says is still to be read.
+_begun: dict[Path, subprocess.Popen[bytes]] = {}
 _BOOT = (
     "import sys; sys.path.insert(0, sys.argv.pop(1)); "
     "from holdfast.store.writer import main; sys.exit(main(sys.argv[1:]))"

@@ -14,12 +14,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import importlib
 import os
 import resource
 import selectors
 import signal
 import socket
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -409,11 +411,21 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, writer.stop)
     say("ready")
+    threading.Thread(target=_import_operations, name="holdfast-import", daemon=True).start()
     try:
         writer.serve()
     finally:
         writer.close()
     return 0
+
+
+def _import_operations() -> None:
+    """What most clients call first; otherwise it is imported when the first of them waits for it."""
+    for name in _OPERATIONS:
+        importlib.import_module(name)
+
+
+_OPERATIONS = ("holdfast.tasks.coordinator", "holdfast.world.cycle")
 
 
 def _take_all_descriptors() -> None:
