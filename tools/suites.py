@@ -25,11 +25,12 @@ SUITES = {
         "--ignore=tests/process",
         "--ignore=tests/spark",
         "-m",
-        "not bench",
+        "not bench and not postgresql",
     ],
-    "simulator": ["tests/sim", "-m", "not deep"],
-    "chaos-short": ["tests/process"],
-    "spark": ["tests/spark"],
+    "simulator": ["tests/sim", "-m", "not deep and not postgresql"],
+    "chaos-short": ["tests/process", "-m", "not postgresql"],
+    "spark": ["tests/spark", "-m", "not postgresql"],
+    "postgresql": ["tests", "-m", "postgresql and not deep"],
 }
 SUITE_TIMEOUT_S = 1800
 SLOWEST = 15

@@ -8,6 +8,8 @@ record that does not fit its type is `Invalid`, never half read.
 from __future__ import annotations
 
 import hashlib
+import os
+import threading
 from typing import Any, TypeVar
 
 import msgspec
@@ -21,6 +23,9 @@ HASH_BYTES = 32
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 _typed: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
+_making = threading.RLock()
+# Types that `convert` has seen: those of declarations, so they are few.
+_used: dict[int, Any] = {}
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=False, gc=False):
@@ -41,8 +46,15 @@ def decoder(kind: type[T]) -> msgspec.msgpack.Decoder[T]:
     """A reusable decoder for hot paths; `unpack_as` is the checked form."""
     found = _typed.get(kind)
     if found is None:
-        found = _typed[kind] = msgspec.msgpack.Decoder(kind)
+        found = _typed[kind] = new_decoder(kind)
     return found
+
+
+def new_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """One thread at a time: the library keeps what it knows of a record's type with the type, and shows
+    it to other threads before it is complete, who die of it."""
+    with _making:
+        return msgspec.msgpack.Decoder(kind)
 
 
 def unpack_as(kind: type[T], data: bytes) -> T:
@@ -50,6 +62,18 @@ def unpack_as(kind: type[T], data: bytes) -> T:
         return decoder(kind).decode(data)
     except msgspec.MsgspecError as error:
         raise Invalid(what=kind.__name__, why=str(error)) from None
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """`msgspec.convert`; the first time that a type is used, no other thread makes anything of it."""
+    # By its identity: not every annotation has a hash. Those kept here do not go.
+    if id(kind) in _used:
+        return msgspec.convert(value, kind)
+    with _making:
+        try:
+            return msgspec.convert(value, kind)
+        finally:
+            _used[id(kind)] = kind
 
 
 def digest(*parts: bytes) -> bytes:
@@ -63,3 +87,12 @@ def digest(*parts: bytes) -> bytes:
 
 def digest_of(value: Any) -> bytes:
     return hashlib.sha256(pack(value)).digest()
+
+
+def _forget_lock() -> None:
+    """A thread that held it is not there in a forked child."""
+    global _making
+    _making = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)

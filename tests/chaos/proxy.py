@@ -7,8 +7,9 @@
     swallow     connections stay open and carry nothing any more, in one direction or both, until the next cut
     refuse      nobody is let in
 
-An answer is known by what the server says of a commit that wrote: the tag of an INSERT, and then that of
-COMMIT. What is done and how often is counted in `done`.
+A commit is known by what the client sends: a statement that writes the record of a commit, by its text or by
+the name that it was prepared under. What the server sends next is its answer. What is done and how often is
+counted in `done`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from typing import Any, Self
 
 READ_BYTES = 65536
 ASK_S = 30.0
-WROTE = b"INSERT 0 "
-COMMITTED = b"COMMIT\x00"
+# Statements that make a commit.
+COMMITS = (b"holdfast_apply", b"INTO holdfast_commit")
+# Asks for encryption, which are answered with one byte, and followed by the beginning proper.
+ENCRYPTION = (80877103, 80877104)
 # Closing with this sends a reset: what is on its way is lost, as with a cable that is cut.
 NO_LINGER = struct.pack("ii", 1, 0)
 
@@ -99,7 +102,9 @@ class Proxy:
     async def _end(self) -> None:
         self._server.close()
         await self._cut()
-        await asyncio.sleep(0)
+        me = asyncio.current_task()
+        left = [task for task in asyncio.all_tasks() if task is not me]
+        await asyncio.wait(left, timeout=ASK_S / 2) if left else None
 
     async def _accept(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -157,7 +162,7 @@ class _Link:
         # By direction, True for what goes to the server.
         self.left: dict[bool, int | None] = {True: None, False: None}
         self.swallows = {True: False, False: False}
-        self._wrote = False
+        self._commits = _Commits()
 
     async def pump(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, upward: bool
@@ -166,7 +171,9 @@ class _Link:
             while data := await reader.read(READ_BYTES):
                 if self.swallows[upward]:
                     continue
-                if not upward and self._cuts_answer(data):
+                if upward:
+                    self._commits.feed(data)
+                elif self._commits.taken() and self._proxy.take_answer():
                     break
                 left = self.left[upward]
                 if left is not None:
@@ -189,9 +196,48 @@ class _Link:
         for half in self._halves:
             _reset(half)
 
-    def _cuts_answer(self, data: bytes) -> bool:
-        self._wrote |= WROTE in data
-        return self._wrote and COMMITTED in data and self._proxy.take_answer()
+
+class _Commits:
+    """Reads what a client sends, message by message, for commits among it."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._begun = False
+        self._names: set[bytes] = set()
+        self._under_way = False
+
+    def taken(self) -> bool:
+        """Whether a commit was sent and nothing has come back since."""
+        found, self._under_way = self._under_way, False
+        return found
+
+    def feed(self, data: bytes) -> None:
+        self._rest += data
+        while True:
+            # The first message has no letter before its length.
+            start = 1 if self._begun else 0
+            if len(self._rest) < start + 4:
+                return
+            size = start + int.from_bytes(self._rest[start : start + 4], "big")
+            if len(self._rest) < size:
+                return
+            message, self._rest = self._rest[:size], self._rest[size:]
+            if self._begun:
+                self._read(message[:1], message[5:])
+            else:
+                self._begun = int.from_bytes(message[4:8], "big") not in ENCRYPTION
+
+    def _read(self, kind: bytes, body: bytes) -> None:
+        if kind == b"P":
+            name, _, text = body.partition(b"\x00")
+            commits = any(one in text for one in COMMITS)
+            if name:
+                (self._names.add if commits else self._names.discard)(name)
+            self._under_way |= commits
+        elif kind == b"B":
+            self._under_way |= body.split(b"\x00", 2)[1] in self._names
+        elif kind == b"Q":
+            self._under_way |= any(one in body for one in COMMITS)
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import psycopg
 import pytest
 
@@ -13,8 +11,9 @@ from tests.cli.conftest import TTL_NS, Ran, Run
 from tests.ops.app import Deposited
 from tests.ops.rig import Rig
 from tests.postgres import fresh_url, role_url
+from tests.process.on_postgres import whole
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 MODULES = ("holdfast.cli.target", "holdfast.cli.store", "holdfast.store.urls")
 
@@ -37,7 +36,7 @@ LOOKS = [
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
+def url() -> str:
     """A store with an account and dead letters, of a role that needs its password."""
     made = role_url(fresh_url(lasting=True), "guarded", SECRET)
     rig = Rig(_owned(made))
@@ -48,12 +47,14 @@ def url() -> Iterator[str]:
         store.transact(queue.put_many, "mail", [b"first", b"second"])
         for claim in store.transact(queue.claim, "mail", "worker", 1, TTL_NS):
             store.transact(queue.bury, claim, "no_such_user", "ValueError: no")
-    yield made
+    return made
 
 
 def _owned(url: str) -> str:
     """What an administrator does once, for the role that is to have the store."""
-    with psycopg.connect(url.replace(f"//guarded:{SECRET}@", "//postgres:@"), autocommit=True) as it:
+    with psycopg.connect(
+        url.replace(f"//guarded:{SECRET}@", "//postgres:@"), autocommit=True
+    ) as it:
         it.execute("GRANT ALL ON SCHEMA public TO guarded")
     return url
 
@@ -107,6 +108,33 @@ def test_a_dead_letter_is_brought_back(run: Run, url: str) -> None:
     assert run("dead", "list", "mail", "--store", url, "--json").document["letters"] == []
 
 
+def test_a_world_is_paused_resumed_and_forked(run: Run, url: str) -> None:
+    for action, status in (("pause", "paused"), ("resume", "active")):
+        assert told(run("worlds", action, "Account/ada", "--store", url)).code == 0
+        shown_ = run("worlds", "show", "Account/ada", "--store", url, "--json").document
+        assert shown_["status"] == status
+    assert told(run("worlds", "fork", "Account/ada", "eve", "--store", url)).code == 0
+    assert run("worlds", "show", "Account/eve", "--store", url).code == 0
+
+
+def test_a_worker_is_drained_and_taken_back(run: Run, url: str) -> None:
+    [worker] = run("workers", "list", "--store", url, "--json").document["workers"]
+    for action in ("drain", "undrain"):
+        assert told(run("workers", action, worker["worker"], "--store", url)).code == 0
+
+
+def test_tasks_are_listed_limited_cancelled_and_brought_back(run: Run, url: str) -> None:
+    with whole.app.open(url, roles=()) as runtime:
+        ids = [runtime.submit(whole.double, n).id for n in range(3)]
+    there = ("--universe", "shop", "--store", url)
+    assert told(run("tasks", "list", *there)).code == 0
+    assert told(run("tasks", "limit", "default", "--concurrency", "2", *there)).code == 0
+    assert told(run("tasks", "cancel", ids[0], *there)).code == 0
+    assert run("tasks", "show", ids[0], *there, "--json").document["state"] == "DEAD"
+    assert told(run("tasks", "redrive", ids[0], *there)).code == 0
+    assert told(run("verify", "--store", url)).code == 0
+
+
 @pytest.mark.parametrize("command", [("backup", "copy"), ("restore", "copy")])
 def test_backups_are_the_database_s(run: Run, url: str, command: tuple[str, ...]) -> None:
     ran = told(run(*command, "--store", url))
@@ -137,3 +165,9 @@ def test_a_database_without_a_store_is_told_and_gets_none(run: Run) -> None:
 )  # fmt: skip
 def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:
     assert shown(url) == expected
+
+
+def test_the_demo_needs_a_directory(run: Run) -> None:
+    ran = run("demo", "--store", "postgresql://host/db")
+    assert (ran.code, ran.out) == (1, "")
+    assert "embedded" in ran.error

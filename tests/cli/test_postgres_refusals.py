@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -21,11 +20,12 @@ from tests.pgcluster import DATABASE, USER, Cluster
 from tests.pooler import pooled
 from tests.postgres import OLDEST, fresh_url, in_database, role_url, server
 
-pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.timeout(60)
 
 MODULES = ("holdfast.store.pg.server", "holdfast.store.pg.pooler", "holdfast.cli.target")
 
 SECRET = "sw0rdfish"
+
 
 @pytest.fixture
 def url() -> str:
@@ -92,9 +92,7 @@ def test_a_database_that_is_not_there(run: Run) -> None:
     assert "createdb" in line
 
 
-def test_a_server_that_is_too_old(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_is_too_old(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """No server that old is at hand: the one of version 16 is called too old."""
     monkeypatch.setattr(servers, "SERVER_MIN", 170000)
     line = refused(run, fresh_url(OLDEST), ServerTooOld)
@@ -129,21 +127,19 @@ def test_a_store_of_a_newer_release(run: Run, url: str) -> None:
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])
-def test_a_pooler_that_hands_sessions_round(
-    run: Run, url: str, tmp_path: Path, mode: str
-) -> None:
-    with pooled(url, tmp_path, mode=mode) as behind:
+def test_a_pooler_that_hands_sessions_round(run: Run, url: str, mode: str) -> None:
+    with pooled(url, mode=mode) as behind:
         assert "server itself" in refused(run, behind, Pooled)
 
 
-def test_a_pooler_that_takes_no_options(run: Run, url: str, tmp_path: Path) -> None:
-    with pooled(url, tmp_path, mode="transaction", takes_options=False) as behind:
+def test_a_pooler_that_takes_no_options(run: Run, url: str) -> None:
+    with pooled(url, mode="transaction", takes_options=False) as behind:
         assert "server itself" in refused(run, behind, Pooled)
 
 
 @pytest.fixture
-def session(url: str, tmp_path: Path) -> Iterator[str]:
-    with pooled(url, tmp_path, mode="session") as behind:
+def session(url: str) -> Iterator[str]:
+    with pooled(url, mode="session") as behind:
         yield behind
 
 

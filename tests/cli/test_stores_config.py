@@ -133,13 +133,18 @@ def test_without_a_universe_a_command_asks_which_store_is_meant(run: Run) -> Non
 
 
 def test_readiness_is_told_of_every_store(run: Run) -> None:
-    write(north="./n", south="./s")
+    write("./nobody", north="./n", south="./s")
     with client(north) as runtime:
         runtime.world(Office, "ada").create()
     told = run("ready", "--json")
     assert told.code == 1
     found = {one["universe"]: one["reasons"][0]["reason"] for one in told.document["universes"]}
     assert found == {"north": "authority_missing", "south": "store_failed"}
+
+
+def test_where_nobody_has_run_anything_nothing_is_ready(run: Run) -> None:
+    write("./nobody")
+    assert run("ready").error.startswith("not_found: ")
 
 
 def test_a_file_that_cannot_be_meant_is_one_line(run: Run) -> None:

@@ -13,9 +13,9 @@ from holdfast.config import WriterLimits
 from holdfast.store.api import Store
 from holdfast.store.local import LocalStore
 from holdfast.store.rows import LmdbBackend
-from tests.postgres import fresh_url
+from tests.postgres import OLDEST, fresh_url
 
-STORES = ("memory", "lmdb-local", "lmdb", "postgres")
+STORES = ("memory", "lmdb-local", "lmdb", "postgres", "postgres-16")
 
 
 @pytest.fixture(params=STORES)
@@ -43,6 +43,8 @@ def reopen(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[
 def open_store(kind: str, path: Path, url: str = "") -> Store:
     if kind == "postgres":
         return holdfast.store.open(url or fresh_url())
+    if kind == "postgres-16":
+        return holdfast.store.open(fresh_url(OLDEST))
     if kind == "memory":
         return holdfast.store.open("memory:")
     if kind == "lmdb":

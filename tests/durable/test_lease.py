@@ -15,8 +15,8 @@ from holdfast.durable.lease import LEASE, Event, Lease, State
 from holdfast.errors import Fenced, Held, IllegalTransition, Invalid, NotFound
 from holdfast.store.api import Store, Txn
 from holdfast.store.local import LocalStore
-from holdfast.store.postgres import PostgresStore
 from holdfast.store.memory import MemoryBackend
+from holdfast.store.postgres import PostgresStore
 
 MODULES = ("holdfast.durable.lease",)
 TTL = 10 * S

@@ -20,6 +20,10 @@ from holdfast.world import publish
 from tests.roles.rig import Rig
 from tests.roles.shop import Buyer, Dropped, Ordered
 
+# What it does to the rows below the store can be done to rows in memory only.
+on_rows_at_hand = pytest.mark.parametrize("rig", ["memory"], indirect=True)
+
+
 MODULES = ("holdfast.world.publish", "holdfast.world.inherit", "holdfast.runner.settle")
 
 
@@ -98,6 +102,7 @@ def restored(rig: Rig) -> hf.WorldHandle[Buyer]:
     return rig.runtime.world(Buyer, "ada")
 
 
+@on_rows_at_hand
 def test_a_key_wanted_again_after_a_restore_is_the_same_intent(rig: Rig) -> None:
     rig.buyer("ada", Ordered(key="k"))
     ada = restored(rig)
@@ -109,6 +114,7 @@ def test_a_key_wanted_again_after_a_restore_is_the_same_intent(rig: Rig) -> None
     assert len(rig.outside.calls) == 1
 
 
+@on_rows_at_hand
 def test_what_was_wanted_again_after_a_restore_can_be_cancelled_by_its_new_intent(rig: Rig) -> None:
     rig.buyer("ada", Ordered(key="k"))
     ada = restored(rig)
@@ -119,6 +125,7 @@ def test_what_was_wanted_again_after_a_restore_can_be_cancelled_by_its_new_inten
     assert rig.outside.calls == []
 
 
+@on_rows_at_hand
 def test_a_key_that_is_done_and_wanted_again_after_a_restore_is_not_open_for_a_fork(
     rig: Rig,
 ) -> None:
@@ -134,6 +141,7 @@ def test_a_key_that_is_done_and_wanted_again_after_a_restore_is_not_open_for_a_f
     assert child.state().told == ["ok done 1"]
 
 
+@on_rows_at_hand
 def test_a_call_that_a_restore_undid_is_made_again_under_another_idempotency_key(rig: Rig) -> None:
     ada = rig.buyer("ada")
     backup = dict(rig.backend.rows)

@@ -28,6 +28,7 @@ from holdfast.runner.alone import SUSPECT
 from holdfast.store import tuples
 from holdfast.store.api import Store
 from holdfast.world import publish
+from tests.postgres import fresh_url
 from tests.roles.rig import Rig
 from tests.roles.shop import Dropped, Ordered
 from tests.world.rig import Crash
@@ -234,9 +235,12 @@ def housed(url: str, *, riding: bool = False) -> Iterator[House]:
             house.close()
 
 
-@pytest.fixture(params=["memory", "lmdb", "riding"])
+@pytest.fixture(
+    params=["memory", "lmdb", "riding", pytest.param("postgres", marks=pytest.mark.deep)]
+)
 def house(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[House]:
-    url = "memory:" if request.param == "memory" else f"lmdb:{tmp_path}/store"
+    urls = {"memory": lambda: "memory:", "postgres": fresh_url}
+    url = urls.get(request.param, lambda: f"lmdb:{tmp_path}/store")()
     with housed(url, riding=request.param == "riding") as made:
         yield made
 

@@ -32,6 +32,10 @@ from tests.roles.shop import Juggled, Meant, Planned, Repeated, Slept, Unset, Wo
 from tests.world.rig import CRASH_BEFORE, FAULTS, Crash
 from tests.world.test_ingress import fill
 
+# What it does to the rows below the store can be done to rows in memory only.
+on_rows_at_hand = pytest.mark.parametrize("rig", ["memory"], indirect=True)
+
+
 MODULES = (
     "holdfast.roles.timer_worker",
     "holdfast.roles.firing",
@@ -122,6 +126,7 @@ def test_ten_thousand_overdue_timers_fire_once_in_their_order(rig: Rig) -> None:
     assert rig.timers() == queue.Counts(done=10_000)
 
 
+@on_rows_at_hand
 def test_overdue_timers_fire_after_the_machine_was_started_anew(rig: Rig) -> None:
     ada = rig.buyer("ada", Slept(60))
     rig.clock.advance(3600 * S)

@@ -30,6 +30,7 @@ from holdfast.runner import (
 from holdfast.runner.bell import Bell
 from holdfast.runner.loop import PAUSE_FIRST_MS
 from holdfast.store.api import Store
+from tests.postgres import fresh_url
 from tests.runner.rig import FINE, QUEUE, TIMERS, Crash, Rig, Scripted
 
 MODULES = ("holdfast.runner.loop", "holdfast.runner.bell", "holdfast.runner.gate")
@@ -39,10 +40,10 @@ LONG_S = 30.0
 NEVER_MS = 60_000
 
 
-@pytest.fixture(params=["memory:", "lmdb:"])
+@pytest.fixture(params=["memory", "lmdb", "postgres"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
-    url = request.param if request.param == "memory:" else f"lmdb:{tmp_path}"
-    with stores.open(url) as opened:
+    urls = {"memory": lambda: "memory:", "lmdb": lambda: f"lmdb:{tmp_path}"}
+    with stores.open(urls.get(request.param, fresh_url)()) as opened:
         yield opened
 
 

@@ -15,8 +15,6 @@ from holdfast.sim.run import run_seed
 from holdfast.sim.scheduler import Threads
 from tests.postgres import fresh_url
 
-pytestmark = pytest.mark.postgresql
-
 # Of every workload some; all faults, take-overs, reboots, restored backups and full disks are among them.
 SEEDS = range(16)
 DEEP = range(16, 200)

@@ -190,7 +190,7 @@ def test_old_commits_are_forgotten(store: PostgresStore, monkeypatch: pytest.Mon
     monkeypatch.setattr(engines, "PRUNE_EVERY", 10)
     for _ in range(30):
         store.transact(_grow, b"k")
-    with store._readers.connection() as connection:
+    with store._readers.lent() as connection:
         [(kept,)] = connection.execute("SELECT count(*) FROM holdfast_commit").fetchall()
     assert kept <= 15
 

@@ -142,8 +142,7 @@ def test_a_scheme_and_a_slash_more_make_no_other_directory(tmp_path: Path) -> No
 
 def test_a_password_is_not_shown_by_what_is_refused(tmp_path: Path) -> None:
     text = (
-        "[stores.universes]\n"
-        'a = "postgresql://u:secret@h/x"\nb = "postgresql://u:secret@h:5432/x"'
+        '[stores.universes]\na = "postgresql://u:secret@h/x"\nb = "postgresql://u:secret@h:5432/x"'
     )
     with pytest.raises(BadStores) as told:
         mapping.load(written(tmp_path, text))

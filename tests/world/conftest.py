@@ -4,11 +4,11 @@ from pathlib import Path
 import pytest
 
 from holdfast.store.rows import LmdbBackend
-from tests.postgres import RIGS
+from tests.postgres import RIGS_DEEP
 from tests.world.rig import Rig, rows_on
 
 
-@pytest.fixture(params=RIGS)
+@pytest.fixture(params=RIGS_DEEP)
 def rig(request: pytest.FixtureRequest) -> Iterator[Rig]:
     made = Rig(backend=rows_on(request.param))
     yield made

@@ -206,7 +206,7 @@ def _of_mail(inbox: Inbox, method: Callable[..., None]) -> Handler:
         try:
             payload = codec.unpack(ingress.value)
             if inbox.kind is not Any:
-                payload = msgspec.convert(payload, inbox.kind)
+                payload = codec.convert(payload, inbox.kind)
         except msgspec.MsgspecError as error:
             raise Invalid(what="payload", inbox=inbox.name, why=str(error)) from None
         mail = Mail(

@@ -396,7 +396,7 @@ def _returned(hint: Any) -> Any:
 
 
 def _as(hint: Any, value: Any) -> Any:
-    return value if hint is Any else msgspec.convert(value, hint)
+    return value if hint is Any else codec.convert(value, hint)
 
 
 def _check_timeout(timeout_s: Any) -> None:

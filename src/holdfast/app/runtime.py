@@ -237,7 +237,7 @@ class Runtime:
         """Where effects are done beside their worlds, a receipt and what follows are one commit."""
         workers = [role for role in roles if isinstance(role, WorldWorker)]
         for role in roles:
-            if isinstance(role, AdapterPool) and workers:
+            if isinstance(role, AdapterPool | TimerWorker) and workers:
                 role.ride(workers[0].carriage)
 
     def _role(self, name: str, policy: WorkerPolicy | None, kinds: Sequence[str] | None) -> Service:

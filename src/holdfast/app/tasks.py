@@ -359,4 +359,4 @@ def _arity(signature: inspect.Signature) -> tuple[int, int] | None:
 
 
 def _as(hint: Any, value: Any) -> Any:
-    return value if hint is Any else msgspec.convert(value, hint)
+    return value if hint is Any else codec.convert(value, hint)

@@ -23,6 +23,7 @@ from holdfast.cli.demo_bank import app
 from holdfast.cli.demo_crew import Crew, Worker
 from holdfast.cli.demo_jobs import QUEUE, TIMERS, Order, charges, found_again, reminders
 from holdfast.cli.output import emit, table
+from holdfast.cli.target import directory_of
 from holdfast.clock import MS, SYSTEM, S
 from holdfast.durable import lease as leases
 from holdfast.durable import queue
@@ -79,9 +80,10 @@ def run(args: argparse.Namespace) -> int:
 def _directory(given: str | None) -> Iterator[Path]:
     """Where the store goes. A temporary one stays, to be looked at, unless the demo was cut short."""
     if given is not None:
-        if (Path(given) / "data.mdb").exists():
+        path = directory_of(given)
+        if (path / "data.mdb").exists():
             raise NotEmpty(what="store", path=given, why="there is one already")
-        yield Path(given)
+        yield path
         return
     path = Path(mkdtemp(prefix="holdfast-demo-"))
     try:

@@ -33,6 +33,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     found = [one for chosen in each_store(args) for one in _told(chosen)]
+    if not found:
+        raise NoUniverse(what="universe", why="none in any of the stores that are mapped")
     ready = all(one.ready for one in found)
     document = {"ready": ready, "universes": [msgspec.to_builtins(one) for one in found]}
     emit(args, document, "\n".join(line for one in found for line in _lines(one)))
@@ -45,8 +47,8 @@ def _told(chosen: Chosen) -> list[ReadinessSnapshot]:
     except Busy as error:
         return [away(name, error) for name in chosen.universes or [ALL]]
     except NotFound as error:
-        # Where several are mapped, one that nobody has run yet is no reason to say nothing of the others.
-        if not chosen.universes:
+        # Where stores are mapped, one that nobody has used yet holds up nobody but those named there.
+        if not chosen.mapped:
             raise
         return [away(name, error) for name in chosen.universes]
 

@@ -19,6 +19,7 @@ from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.runs import Progress, RunRecord
 from holdfast.store.api import Pending, Store, Txn
+from holdfast.store.urls import shown
 
 LIST_MAX = 100
 ERRORS_MAX = 5
@@ -181,7 +182,7 @@ def _retry(store: Store, args: argparse.Namespace) -> None:
     count = summary.tally(seen.progress).failed
     text = (
         f"{count:,} failed rows of {record.name} are marked for another try\n"
-        f"next: run the stage {record.name} again on the same input and store ({url_of(args)})"
+        f"next: run the stage {record.name} again on the same input and store ({shown(url_of(args))})"
     )
     emit(args, _document(seen) | {"marked": count}, "\n".join(map(printable, text.splitlines())))
 

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
                 args.source, args.target, keep=args.keep, force=args.force, progress=told.progress
             )
     except KeyboardInterrupt:
-        again = f"{shown(args.source)} is as it was; the same command goes on where this one ended"
+        again = "nothing is lost; the same command goes on where this one ended"
         print(f"holdfast: interrupted: {again}", file=sys.stderr)
         return EXIT_INTERRUPTED
     took_ns = SYSTEM.mono_ns() - began_ns
@@ -67,10 +67,10 @@ def document_of(args: argparse.Namespace, done: Copied, took_ns: int) -> dict[st
         "commit_no": done.last.commit_no,
         "resumed": done.resumed,
         "rows": done.rows,
-        "bytes": done.bytes,
+        "bytes": done.size,
         "took_ms": took_ns // MS,
         "spaces": [
-            {"space": name, "rows": one.rows, "bytes": one.bytes, "sha256": one.sha256}
+            {"space": name, "rows": one.rows, "bytes": one.size, "sha256": one.sha256}
             for name, one in sorted(done.spaces.items())
         ],
     }
@@ -81,7 +81,7 @@ def text_of(args: argparse.Namespace, done: Copied, took_ns: int) -> str:
     if done.finished:
         return f"{source} was copied and proved before; {target} is open now, generation {done.generation}"
     rows = [
-        (name, one.rows, bytes_text(one.bytes), one.sha256[:HASH_CHARS])
+        (name, one.rows, bytes_text(one.size), one.sha256[:HASH_CHARS])
         for name, one in sorted(done.spaces.items())
     ]
     after = (
@@ -89,7 +89,7 @@ def text_of(args: argparse.Namespace, done: Copied, took_ns: int) -> str:
         if args.keep
         else f"{source} is closed down; use {target}"
     )
-    counted = f"{done.rows:,} rows, {bytes_text(done.bytes)} in {took_ns / S:.1f} s"
+    counted = f"{done.rows:,} rows, {bytes_text(done.size)} in {took_ns / S:.1f} s"
     return "\n".join(
         [
             *([table(("space", "rows", "size", "sha256 of both"), rows), ""] if rows else []),
@@ -108,7 +108,7 @@ class Told:
         self._began_ns = self._told_ns = SYSTEM.mono_ns()
         self._drawn = False
 
-    def progress(self, phase: Phase, rows: int, bytes: int, about: int | None) -> None:
+    def progress(self, phase: Phase, rows: int, size: int, about: int | None) -> None:
         now_ns = SYSTEM.mono_ns()
         if phase is not self._phase:
             self._phase, self._began_ns = phase, self._told_ns
@@ -116,9 +116,9 @@ class Told:
         if now_ns - self._told_ns < every_s * S:
             return
         self._told_ns = now_ns
-        rate = bytes / max((now_ns - self._began_ns) / S, 1e-3)
+        rate = size / max((now_ns - self._began_ns) / S, 1e-3)
         of = f" of about {about:,}" if about is not None and about >= rows else ""
-        text = f"{phase.value}: {rows:,}{of} rows, {bytes_text(bytes)}, {bytes_text(int(rate))}/s"
+        text = f"{phase.value}: {rows:,}{of} rows, {bytes_text(size)}, {bytes_text(int(rate))}/s"
         if self._terminal:
             print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
             self._drawn = True

@@ -53,6 +53,7 @@ class Chosen(NamedTuple):
 
     args: argparse.Namespace
     universes: list[str]
+    mapped: bool = False
 
 
 def each_store(args: argparse.Namespace) -> list[Chosen]:
@@ -61,7 +62,7 @@ def each_store(args: argparse.Namespace) -> list[Chosen]:
     if mapped is None:
         return [Chosen(args, [args.universe] if args.universe else [])]
     return [
-        Chosen(argparse.Namespace(**{**vars(args), "store": url}), names)
+        Chosen(argparse.Namespace(**{**vars(args), "store": url}), names, mapped=True)
         for url, names in mapped.by_store().items()
     ]
 

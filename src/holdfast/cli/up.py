@@ -26,7 +26,7 @@ from holdfast.cli import EXIT_OK
 from holdfast.cli.application import app_is_usage
 from holdfast.cli.http import add_http, guard_of, serving
 from holdfast.cli.target import add_options, is_embedded
-from holdfast.clock import SYSTEM, Clock, S
+from holdfast.clock import SYSTEM, S
 from holdfast.config import TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
 from holdfast.ops.application import load_app
@@ -122,7 +122,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         runtime = opened(args, app, policy, peers, told_to_stop)
         with (
-            Watchdog(runtime.roles, runtime.clock, args.stuck_s),
+            Watchdog(runtime, args.stuck_s),
             runtime,
             serving(args, runtime, guard) as http,
         ):
@@ -281,11 +281,15 @@ def where_is(role: Service) -> Standstill:
 
 
 class Watchdog:
-    """Ends the process when a role stands still. Nothing else would: a thread cannot be killed."""
+    """Ends the process when a role stands still. Nothing else would: a thread cannot be killed.
 
-    def __init__(self, roles: list[Service], clock: Clock, stuck_s: float) -> None:
-        self._roles = roles
-        self._clock = clock
+    A role that waits for a server that is away does not stand still: that comes back, and it goes on.
+    """
+
+    def __init__(self, runtime: Runtime, stuck_s: float) -> None:
+        self._roles = runtime.roles
+        self._clock = runtime.clock
+        self._store = runtime.store
         self._stuck_s = stuck_s
         self._since: dict[str, tuple[Standstill, int]] = {}
         self._stopping = threading.Event()
@@ -302,10 +306,11 @@ class Watchdog:
     def stuck(self) -> Standstill | None:
         """A role that has been at the same place for too long."""
         now_ns = self._clock.mono_ns()
+        away = getattr(self._store, "away_since_ns", 0) > 0
         for role in self._roles:
             here = where_is(role)
             before, since_ns = self._since.get(role.name, (None, now_ns))
-            if here != before or not role.ticking or not role.running:
+            if here != before or away or not role.ticking or not role.running:
                 self._since[role.name] = (here, now_ns)
             elif now_ns - since_ns >= self._stuck_s * S:
                 return here

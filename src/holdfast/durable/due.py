@@ -25,7 +25,7 @@ from holdfast.durable import item as items
 from holdfast.durable.bounds import check_limit, check_time
 from holdfast.durable.item import Event, Item, Keys, State, Tally, keys_of, pack_int, seq_of
 from holdfast.durable.queue import Budget
-from holdfast.errors import HoldfastError
+from holdfast.errors import Conflict, HoldfastError
 from holdfast.retry import Backoff
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Operation, Txn
@@ -75,6 +75,41 @@ def work_off(
     return len(taken)
 
 
+def peek(txn: Txn, clocks: Sequence[tuple[str, int]], limit: int) -> list[tuple[str, int, bytes]]:
+    """What `work_off` would take: queue, seq and payload of each, in its order."""
+    check_limit(limit)
+    found = [one for name, now_ns in clocks for one in _due(txn, keys_of(name), now_ns, limit)]
+    found.sort(key=_place)
+    return [
+        (one.keys.queue, seq_of(one.packed_seq), queue.payload_of(txn, one.item))
+        for one in found[:limit]
+    ]
+
+
+def is_due(txn: Txn, name: str, seq: int, now_ns: int) -> bool:
+    """Whether an item waits no longer, and nobody has it."""
+    keys, packed_seq = keys_of(name), pack_int(seq)
+    if txn.get(keys.items + packed_seq) is None:
+        return False
+    item = items.load(txn, keys, packed_seq)
+    return _row(txn, keys, item, packed_seq, now_ns) is not None
+
+
+def end(txn: Txn, name: str, seq: int, now_ns: int) -> None:
+    """Take one that is due, and was acted on: it is done."""
+    keys, packed_seq, tally = keys_of(name), pack_int(seq), Tally()
+    item = items.load(txn, keys, packed_seq)
+    row = _row(txn, keys, item, packed_seq, now_ns)
+    if row is None:
+        raise Conflict(queue=name, seq=seq, why="not due, or taken")
+    if row.startswith(keys.delayed):
+        tally.move(State.DELAYED, Event.DUE)
+    tally.move(State.READY, Event.CLAIM)
+    txn.delete(row)
+    _done(txn, keys, item, packed_seq, tally)
+    tally.save(txn, keys)
+
+
 # -- inside --------------------------------------------------------------------------------------
 
 
@@ -89,14 +124,26 @@ class _Due(NamedTuple):
 
 def _found(txn: Txn, name: str, now_ns: int, limit: int) -> Iterator[_Due]:
     """What is due in one queue, the longest overdue of it."""
-    keys = keys_of(name)
     queue.reap.fn(txn, name, limit, _CERTAIN)
+    return _due(txn, keys_of(name), now_ns, limit)
+
+
+def _due(txn: Txn, keys: Keys, now_ns: int, limit: int) -> Iterator[_Due]:
     ready = txn.scan(keys.ready, tuples.after(keys.ready), limit)
     until = keys.delayed + pack_int(now_ns + 1)
     due = txn.scan(keys.delayed, until, limit - len(ready)) if len(ready) < limit else []
     for rows, delayed in ((ready, False), (due, True)):
         for key, seq in rows:
             yield _Due(keys, key, seq, items.load(txn, keys, seq), now_ns, delayed)
+
+
+def _row(txn: Txn, keys: Keys, item: Item, packed_seq: bytes, now_ns: int) -> bytes | None:
+    """Where it stands in line, if it is due."""
+    ready = keys.ready_key(item.priority, item.turn, packed_seq)
+    if txn.get(ready) is not None:
+        return ready
+    delayed = keys.delayed + pack_int(item.not_before_ns) + packed_seq
+    return delayed if item.not_before_ns <= now_ns and txn.get(delayed) is not None else None
 
 
 def _place(one: _Due) -> tuple[int, int]:
@@ -112,6 +159,10 @@ def _take(
     if raised is not None:
         _fail(txn, one, raised, tally)
         return
+    _done(txn, keys, item, packed_seq, tally)
+
+
+def _done(txn: Txn, keys: Keys, item: Item, packed_seq: bytes, tally: Tally) -> None:
     txn.delete(keys.items + packed_seq)
     if item.blob:
         blobs.release(txn, item.blob)

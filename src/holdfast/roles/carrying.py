@@ -26,7 +26,8 @@ from holdfast.clock import S
 from holdfast.config import CYCLES_BYTES_MAX
 from holdfast.durable.inbox import Ingress
 from holdfast.errors import CommitUnknown, Conflict, HoldfastError, from_wire
-from holdfast.messages import Intent, receipt_ingress
+from holdfast.messages import Intent, TimerSet, receipt_ingress
+from holdfast.roles.firing import ingress_of
 from holdfast.roles.receipts import receive
 from holdfast.runner import claims
 from holdfast.runner.parcel import Parcel
@@ -35,6 +36,7 @@ from holdfast.store.api import Future, Pending, Store, Txn
 from holdfast.world import publish
 from holdfast.world.cycle import Carried, Cycle, commit
 from holdfast.world.host import Host
+from holdfast.world.timers import Alarm
 
 # Transactions under way, and the outcomes of one.
 AHEAD = 3
@@ -76,6 +78,25 @@ class Ringing(Protocol):
     def ring(self) -> None: ...
 
 
+class Ring(NamedTuple):
+    """A timer that is due, of a world that is hosted here."""
+
+    intent: Intent
+    timer: TimerSet
+    alarm: Alarm
+
+
+class Round:
+    """Timers that are due, handed over by the timer worker, who waits until they are answered for.
+    What is not done then fires the ordinary way."""
+
+    def __init__(self, rings: list[Ring]) -> None:
+        self.rings = rings
+        self.answered = threading.Event()
+        # Whether one of them was not what it seemed to be: others fire timers here, too.
+        self.mistaken = False
+
+
 class Brought(NamedTuple):
     """What was sent: parcels, the cycles that follow, and the answer to all of it."""
 
@@ -84,6 +105,7 @@ class Brought(NamedTuple):
     future: Future[Any]
     # Whether it is the commit of what runners have finished, and not of what came by inboxes alone.
     carries: bool
+    round: Round | None = None
 
 
 class Carriage:
@@ -99,6 +121,7 @@ class Carriage:
         # By queue: runners that have nothing to do.
         self._offers: dict[str, Parcel] = {}
         self._offering = threading.Lock()
+        self._rounds: deque[Round] = deque()
 
     def open(self, bell: Ringing) -> None:
         """From now on parcels are taken; each, and each answer, rings."""
@@ -151,6 +174,33 @@ class Carriage:
             del self._offers[parcel.taking[0]]
             return True
 
+    # -- for the timer worker --------------------------------------------------------------------
+
+    def rings(self, world_id: str) -> bool:
+        """Whether a timer of this world may be handed over."""
+        return (
+            self._bell is not None
+            and world_id not in self._under_way
+            and world_id not in self._mistaken
+            and self._worker.carriable(world_id)
+        )
+
+    def go_round(self, round: Round) -> None:
+        bell = self._bell
+        if bell is None:
+            round.answered.set()
+            return
+        self._rounds.append(round)
+        bell.ring()
+
+    def call_off(self, round: Round) -> bool:
+        """Take a round back that was not begun."""
+        try:
+            self._rounds.remove(round)
+        except ValueError:
+            return False
+        return True
+
     # -- for the worker ------------------------------------------------------------------------
 
     @property
@@ -160,6 +210,8 @@ class Carriage:
     @property
     def waiting(self) -> bool:
         """Whether there is something to make and room for it."""
+        if self._rounds:
+            return True
         if not self._parcels:
             return False
         return len(self._sent) < AHEAD or sum(one.carries for one in self._sent) < AHEAD
@@ -190,6 +242,8 @@ class Carriage:
         while True:
             if self._sent and self._sent[0].future.done():
                 self._brought(self._sent.popleft())
+            elif self._rounds:
+                self._go_round(self._rounds.popleft(), stop_ns)
             elif self.waiting:
                 self._bring(self._some(), stop_ns)
             else:
@@ -213,6 +267,38 @@ class Carriage:
         self.close()
         while self._sent:
             self._brought(self._sent.popleft())
+        while self._rounds:
+            self._rounds.popleft().answered.set()
+
+    def _go_round(self, round: Round, stop_ns: int) -> None:
+        """Run the cycles in which worlds hear their timers, and send them."""
+        try:
+            cycles = self._ringing(round, stop_ns)
+            if not cycles:
+                round.answered.set()
+                return
+            offers = self.offers(cycle for _, cycle in cycles)
+            future = self._worker.store.submit(bring, offers, [cycle for _, cycle in cycles])
+        except BaseException:
+            round.answered.set()
+            raise
+        self._follow(Brought(offers, cycles, future, carries=False, round=round))
+
+    def _ringing(self, round: Round, stop_ns: int) -> list[tuple[str, Cycle]]:
+        due: dict[str, list[Ring]] = {}
+        for ring in round.rings:
+            due.setdefault(ring.intent.world_id, []).append(ring)
+        arriving = {
+            world_id: [
+                (
+                    codec.pack(ingress_of(one.intent, one.timer)),
+                    Carried(None, one.intent.intent_hash, one.alarm),
+                )
+                for one in rings
+            ]
+            for world_id, rings in due.items()
+        }
+        return self._cycles(arriving, stop_ns)
 
     def _some(self) -> list[Parcel]:
         """The next parcels. All that wait would soon be all there are, under way at the same time."""
@@ -246,25 +332,36 @@ class Carriage:
         self._follow(Brought(parcels, cycles, future, carries=True))
 
     def _following(self, parcels: list[Parcel], stop_ns: int) -> list[tuple[str, Cycle]]:
-        worker = self._worker
         ended: dict[str, list[Outcome]] = {}
         for parcel in parcels:
             for outcome in parcel.outcomes:
                 ended.setdefault(received(outcome).world_id, []).append(outcome)
-        ours = [w for w in ended if w not in self._under_way and worker.carriable(w)]
+        arriving = {
+            world_id: [
+                (body_of(one), Carried(one.work.claim.token, received(one).intent_hash))
+                for one in some
+            ]
+            for world_id, some in ended.items()
+        }
+        return self._cycles(arriving, stop_ns)
+
+    def _cycles(
+        self, arriving: dict[str, list[tuple[bytes, Carried]]], stop_ns: int
+    ) -> list[tuple[str, Cycle]]:
+        """Cycles of worlds in which something arrives that is in no inbox yet."""
+        worker = self._worker
+        ours = [w for w in arriving if w not in self._under_way and worker.carriable(w)]
         cycles: list[tuple[str, Cycle]] = []
         size = 0
         for world_id, waiting in worker.drain_all(ours).items():
-            host, some = worker.host_of(world_id), ended[world_id]
+            host, some = worker.host_of(world_id), arriving[world_id]
             if len(waiting) + len(some) >= host.limit:
                 continue
             if size > CYCLES_BYTES_MAX or host.clock.mono_ns() >= stop_ns:
                 break
             last = waiting[-1].seq if waiting else host.cursor
-            expected = [
-                Ingress(seq, None, body_of(one), 0) for seq, one in enumerate(some, last + 1)
-            ]
-            carried = [Carried(one.work.claim.token, received(one).intent_hash) for one in some]
+            expected = [Ingress(seq, None, body, 0) for seq, (body, _) in enumerate(some, last + 1)]
+            carried = [one for _, one in some]
             cycle = worker.prepared(world_id, waiting + expected, carried)
             if cycle is not None:
                 cycles.append((world_id, cycle))
@@ -273,7 +370,7 @@ class Carriage:
 
     def _brought(self, brought: Brought) -> None:
         """Take the outcome of parcels and of their cycles."""
-        parcels, cycles, future, _ = brought
+        parcels, cycles, future, _, round = brought
         told: list[HoldfastError | None]
         try:
             told = answers(future, parcels, [cycle for _, cycle in cycles])
@@ -286,6 +383,9 @@ class Carriage:
             if isinstance(answer, Conflict):
                 self._mistaken[world_id] = now_ns + int(MISTAKEN_S * S)
             trouble = self._worker.committed(world_id, cycle, answer, now_ns) or trouble
+        if round is not None:
+            round.mistaken = any(isinstance(answer, Conflict) for answer in told)
+            round.answered.set()
         if trouble is not None:
             raise trouble
 

@@ -61,7 +61,18 @@ def _repeat(txn: Txn, intent: Intent, timer: TimerSet, wall_ns: int) -> None:
 
 def _delivered(txn: Txn, intent: Intent, timer: TimerSet) -> bool:
     """Into the inbox of its world; False when that is full."""
-    ingress = Ingress(
+    ingress = ingress_of(intent, timer)
+    key = f"timer:{intent.intent_hash.hex()}"
+    try:
+        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
+    except Overloaded:
+        return False
+    return True
+
+
+def ingress_of(intent: Intent, timer: TimerSet) -> Ingress:
+    """What the world gets."""
+    return Ingress(
         Kind.TIMER,
         timer.type,
         timer.value,
@@ -69,12 +80,6 @@ def _delivered(txn: Txn, intent: Intent, timer: TimerSet) -> bool:
         intent_hash=intent.intent_hash,
         correlation_id=intent.correlation_id,
     )
-    key = f"timer:{intent.intent_hash.hex()}"
-    try:
-        deliver_to(txn, intent.universe_id, intent.world_id, key, ingress)
-    except Overloaded:
-        return False
-    return True
 
 
 def _wait(txn: Txn, intent: Intent, timer: TimerSet, wall_ns: int, turn_ns: int) -> None:

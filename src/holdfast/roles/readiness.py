@@ -43,6 +43,9 @@ ROUTES_MAX = 1000
 # Names of runs that are looked at.
 RUNS_MAX = 1000
 
+# The code of a store that cannot be reached, as the store itself says it.
+UNREACHABLE = "store_unreachable"
+
 _REASONS = {Status.PAUSED: Reason.WORLD_PAUSED, Status.PARKED: Reason.WORLD_PARKED}
 
 
@@ -59,12 +62,16 @@ def away(universe: str, error: HoldfastError) -> ReadinessSnapshot:
     """What is known of a universe whose store does not answer: that it does not, and since when."""
     trouble = _trouble(error)
     if isinstance(error, Busy):
-        since_ns = int(error.fields.get("since_ns", 0))
-        where = error.fields.get("url") or error.fields.get("path") or ""
-        since = f" since {_moment(since_ns)}" if since_ns else ""
-        why = error.fields.get("why", "")
-        text = f"store {where} does not answer{since}" + (f": {why}" if why else "")
-        trouble = Trouble(error.code, text, since_ns)
+        fields = error.fields
+        where = str(fields.get("url") or fields.get("path") or "")
+        trouble = _silence(error.code, where, str(fields.get("why", "")), fields.get("since_ns", 0))
+    return derive_readiness(unread(universe, trouble), 0)
+
+
+def silent(universe: str, store: Store, waited_s: float) -> ReadinessSnapshot:
+    """What there is to say after so long without an answer of the store."""
+    since_ns = getattr(store, "away_since_ns", 0)
+    trouble = _silence(UNREACHABLE, store.url, f"no answer within {waited_s:g} s", since_ns)
     return derive_readiness(unread(universe, trouble), 0)
 
 
@@ -151,6 +158,13 @@ def _schema_trouble(txn: Txn) -> Trouble | None:
     except (SchemaMismatch, NotFound) as error:
         return _trouble(error)
     return None
+
+
+def _silence(code: str, where: str, why: str, since_ns: int) -> Trouble:
+    since = f" since {_moment(since_ns)}" if since_ns else ""
+    return Trouble(
+        code, f"store {where} does not answer{since}" + (f": {why}" if why else ""), since_ns
+    )
 
 
 def _moment(wall_ns: int) -> str:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from holdfast.clock import Clock
-from holdfast.errors import CommitUnknown, HoldfastError, StoreClosed
+from holdfast.errors import Busy, CommitUnknown, HoldfastError, StoreClosed
 from holdfast.store.api import Store
 
 # After a tick that failed; each further one in a row waits twice as long, up to the idle time.
@@ -72,7 +72,7 @@ class Role(ABC):
     # -- running -------------------------------------------------------------------------------
 
     def run(self) -> None:
-        since, failures = 0, 0
+        since, failures, away = 0, 0, False
         try:
             while not self._stopping.is_set():
                 try:
@@ -83,7 +83,7 @@ class Role(ABC):
                     self.rounds, self.ticking = self.rounds + 1, False
                     if not more and not self._stopping.is_set():
                         since = self._wait(since, max(self.next_s(), 0.0))
-                    failures = 0
+                    failures, away = 0, False
                 except HoldfastError as error:
                     # A tick begins by looking: an unknown outcome is known by then.
                     if not error.retryable and not isinstance(error, CommitUnknown):
@@ -91,8 +91,11 @@ class Role(ABC):
                     self.rounds, self.ticking = self.rounds + 1, False
                     self._stopping.wait(min(PAUSE_S * 2**failures, self.idle_s))
                     failures = min(failures + 1, FAILURES_MAX)
+                    # Whoever is told to stop then does not wait for it again.
+                    away = isinstance(error, Busy)
             self.ticking = True
-            self._leave()
+            if not away:
+                self._leave()
         except StoreClosed:
             pass
         except BaseException as error:
@@ -119,7 +122,8 @@ class Role(ABC):
 
     def request_stop(self) -> None:
         self._stopping.set()
-        self.store.transact(lambda txn: txn.notify(self.topics[0]))
+        # A hint, and nobody waits for it: without it, too, it looks up before long.
+        self.store.submit(lambda txn: txn.notify(self.topics[0]))
 
     def join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:

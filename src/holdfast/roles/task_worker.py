@@ -60,6 +60,7 @@ PROGRESS_NS = S
 PATIENCE_NS = 2 * S
 PAUSE_S = 0.05
 LEAVE_TRIES = 40
+LEAVE_NS = 5 * S
 # How long reports wait for others while the hands are busy anyway.
 LINGER_S = 0.002
 
@@ -158,7 +159,8 @@ class TaskWorker:
     def request_stop(self) -> None:
         self._stopping.set()
         self._ring()
-        self.store.transact(lambda txn: txn.notify(self._own_topic))
+        # A hint, and nobody waits for it: the store may be away.
+        self.store.submit(lambda txn: txn.notify(self._own_topic))
 
     def hurry(self) -> None:
         """When it stops, give back at once what runs."""
@@ -182,7 +184,9 @@ class TaskWorker:
         except StoreClosed:
             pass
         except BaseException as error:
-            self.failure = error
+            # What could not be given back, because the store is away, runs out by itself.
+            if not (self._stopping.is_set() and _passing(error)):
+                self.failure = error
         finally:
             self._bell.close()
             self._hands.close()
@@ -557,12 +561,13 @@ class TaskWorker:
 
     def _insist(self, do: Callable[[], None]) -> None:
         """Whoever leaves has no next step: a store that is busy now is asked again, a few times."""
+        until_ns = self._clock.mono_ns() + LEAVE_NS
         for left in reversed(range(LEAVE_TRIES)):
             try:
                 return do()
             except HoldfastError as error:
-                passing = error.retryable or isinstance(error, CommitUnknown)
-                if not passing or not left:
+                late = not left or self._clock.mono_ns() >= until_ns
+                if late or not _passing(error):
                     raise
                 self._clock.sleep(PAUSE_S)
 
@@ -583,6 +588,13 @@ class TaskWorker:
                 tasks.settle, self.universe, self.owner, self.store.generation, reports
             )
             del self._reports[: len(reports)]
+
+
+def _passing(error: BaseException) -> bool:
+    """Whether the store's refusal passes by itself."""
+    return isinstance(error, CommitUnknown) or (
+        isinstance(error, HoldfastError) and error.retryable
+    )
 
 
 def _within(reports: list[Report], bytes_max: int) -> list[Report]:

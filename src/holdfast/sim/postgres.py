@@ -85,7 +85,9 @@ class PgRows:
         return 0
 
     def typed(self, error: Exception) -> HoldfastError | None:
-        return server.translated(error, self._conninfo) if isinstance(error, psycopg.Error) else None
+        return (
+            server.translated(error, self._conninfo) if isinstance(error, psycopg.Error) else None
+        )
 
     def close(self) -> None:
         for engine in self._engines:

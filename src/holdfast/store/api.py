@@ -29,6 +29,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
+from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.store import tuples
 
@@ -236,12 +237,12 @@ class Operation(Generic[P, T]):
             kinds = typing.get_type_hints(self.fn)
             names = list(inspect.signature(self.fn).parameters)[1:]
             shape: Any = tuple.__class_getitem__(tuple(kinds[name] for name in names))
-            self._args = msgspec.msgpack.Decoder(shape)
+            self._args = codec.new_decoder(shape)
         return typing.cast(tuple[Any, ...], self._args.decode(data))
 
     def decode_result(self, data: bytes) -> T:
         if self._result is None:
-            self._result = msgspec.msgpack.Decoder(typing.get_type_hints(self.fn)["return"])
+            self._result = codec.new_decoder(typing.get_type_hints(self.fn)["return"])
         return typing.cast(T, self._result.decode(data))
 
 

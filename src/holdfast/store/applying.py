@@ -94,6 +94,19 @@ class Ring:
             left -= past.keys
         return left
 
+    def untouched(self, lo: bytes, hi: bytes, since: int) -> bool:
+        """Whether it is known that no commit after this one has written a key of this range."""
+        if since < self._oldest:
+            return False
+        try:
+            for past in reversed(self._commits):
+                if past.id <= since:
+                    break
+                past.check([], [(lo, hi)])
+        except Conflict:
+            return False
+        return True
+
     def add(self, written: Written) -> None:
         self._commits.append(written)
         self._keys += len(written.keys)

@@ -61,12 +61,12 @@ class Sum:
     """What one key space holds: how much, and the hash of its keys and values in order."""
 
     rows: int = 0
-    bytes: int = 0
+    size: int = 0
     state: hashlib._Hash = field(default_factory=hashlib.sha256)
 
     def add(self, key: bytes, value: bytes) -> None:
         self.rows += 1
-        self.bytes += len(key) + len(value)
+        self.size += len(key) + len(value)
         self.state.update(b"%d %d " % (len(key), len(value)))
         self.state.update(key)
         self.state.update(value)
@@ -93,8 +93,8 @@ class Copied:
         return sum(one.rows for one in self.spaces.values())
 
     @property
-    def bytes(self) -> int:
-        return sum(one.bytes for one in self.spaces.values())
+    def size(self) -> int:
+        return sum(one.size for one in self.spaces.values())
 
 
 def copy(source: Place, target: Place, *, keep: bool, progress: Progress) -> Copied:

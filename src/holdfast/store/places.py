@@ -15,7 +15,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import NamedTuple, Protocol, cast
+from typing import NamedTuple, Protocol
 
 import lmdb
 
@@ -180,7 +180,7 @@ class LmdbPlace:
         try:
             with self._backend.env.begin() as txn, txn.cursor() as cursor:
                 if cursor.set_range(after + b"\x00"):
-                    yield from paged(cast(Iterator[Row], cursor.iternext()))
+                    yield from paged(cursor.iternext())
         except lmdb.Error as error:
             raise storage_error(error, self.path) from None
 

@@ -13,8 +13,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext, suppress
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -30,7 +30,7 @@ from holdfast.store.pg.engine import PgEngine
 from holdfast.store.pg.readers import READER_S, Asking, Readers, Snapshot
 from holdfast.store.pg.server import READER_IDLE_S, Unreachable
 from holdfast.store.pg.topics import Topics
-from holdfast.store.pg.view import View
+from holdfast.store.pg.view import TooMuch, View
 from holdfast.store.pg.wire import Counters
 from holdfast.store.txn import ClientTxn
 from holdfast.store.wire import fill, request_of
@@ -61,7 +61,7 @@ class PostgresStore:
         self._engine = PgEngine(self._conninfo, clock, bootstrap=bootstrap, ring=self._ring)
         self._topics = Topics(self._conninfo, self._engine.channel, self._engine.last)
         self._readers = Readers(server.parse(url, idle_s=READER_IDLE_S), self._engine.away)
-        self._asking = Asking(self._readers)
+        self._asking = Asking(self._readers, self._engine.refresh)
         self._aside = Aside()
         self._client = clock.entropy(8)
         self._no = 0
@@ -85,6 +85,11 @@ class PostgresStore:
     def counters(self) -> Counters:
         """What the commits of this process took: round trips, statements, retries."""
         return self._engine.counters
+
+    @property
+    def away_since_ns(self) -> int:
+        """Since when the server does not answer, by the clock on the wall; 0 while it does."""
+        return self._engine.away.since_ns
 
     def now_ns(self) -> int:
         return self._engine.now_ns()
@@ -116,7 +121,7 @@ class PostgresStore:
         raise Conflict(tries=TRANSACT_TRIES_MAX, why="others always committed first")
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        txn, result = self._run_fresh(fn, args, kwargs)
+        txn, result = self._run_reading(fn, args, kwargs)
         refuse_writes(txn)
         return result
 
@@ -154,6 +159,7 @@ class PostgresStore:
             self._came.notify_all()
         if os.getpid() != self._pid:
             return
+        self._engine.leaving = True
         self._committer.join()
         self._topics.close()
         self._readers.close()
@@ -184,32 +190,75 @@ class PostgresStore:
     def _run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tries: int
     ) -> tuple[ClientTxn, Any]:
-        """Run a transaction on what is known here; if that may mislead it, on a snapshot."""
+        """Run a transaction on what is known here; if that may have misled it, on a snapshot."""
+        self._check()
         if tries < TRIES_ON_VIEW:
-            self._check()
-            view = View(self._engine, self._asking)
-            try:
-                txn, result = self._call(view, fn, args, kwargs)
-                if txn.writing or view.current():
-                    self._offer(view)
-                    return txn, result
-            except Exception:
-                if view.current():
-                    raise
-        return self._run_fresh(fn, args, kwargs)
+            with suppress(_NoView):
+                ran = self._on_view(fn, args, kwargs)
+                if not ran.view.read or (ran.error is None and ran.txn.writing):
+                    return ran.ended()
+                self._refresh()
+                if self._holds(ran):
+                    return ran.ended()
+        return self._on_snapshot(fn, args, kwargs)
 
-    def _run_fresh(
+    def _run_reading(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ClientTxn, Any]:
+        """Run on all that was committed before, as it is known here; if that does not hold, on a snapshot."""
+        self._check()
+        with suppress(_NoView):
+            for _ in range(TRIES_ON_VIEW):
+                self._refresh()
+                ran = self._on_view(fn, args, kwargs)
+                if ran.view.asked:
+                    self._refresh()
+                if self._holds(ran):
+                    return ran.ended()
+        return self._on_snapshot(fn, args, kwargs)
+
+    def _on_view(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> _Ran:
+        history = self._engine.history
+        view = View(self._engine.known, self._asking)
+        txn = self._txn(view)
+        txn.snapshot = view.id
+        try:
+            return _Ran(txn, fn(txn, *args, **kwargs), None, view, history)
+        except (psycopg.Error, Unreachable, TooMuch):
+            raise _NoView from None
+        except Exception as error:
+            return _Ran(txn, None, error, view, history)
+
+    def _holds(self, ran: _Ran) -> bool:
+        known = self._engine.known
+        return ran.history == self._engine.history and known.holds(
+            ran.view.id, ran.txn.reads, ran.txn.ranges
+        )
+
+    def _refresh(self) -> None:
+        try:
+            self._asking.refresh()
+        except (psycopg.Error, Unreachable):
+            raise _NoView from None
+
+    def _on_snapshot(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ClientTxn, Any]:
         """Run on a snapshot, and again while the server is away."""
         until_ns = self._clock.mono_ns() + int(READER_S * S)
         while True:
             self._check()
+            history = self._engine.history
             snapshot = Snapshot(self._readers)
+            txn = self._txn(snapshot)
             try:
-                done = self._call(snapshot, fn, args, kwargs)
-                self._offer(snapshot)
-                return done
+                result = fn(txn, *args, **kwargs)
+                txn.snapshot = snapshot.id
+                if history == self._engine.history:
+                    self._engine.known.teach(snapshot.id, snapshot.seen)
+                return txn, result
             except psycopg.Error as raised:
                 error = server.translated(raised, self._conninfo)
                 if not isinstance(error, Unreachable):
@@ -222,21 +271,8 @@ class PostgresStore:
                 raise self._engine.away.told(error)
             self._clock.sleep(PAUSE_S)
 
-    def _call(
-        self,
-        base: View | Snapshot,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> tuple[ClientTxn, Any]:
-        txn = ClientTxn(base, snapshot=0, generation=self.generation, now=self.now_ns)
-        result = fn(txn, *args, **kwargs)
-        txn.snapshot = base.id
-        return txn, result
-
-    def _offer(self, base: View | Snapshot) -> None:
-        if base.seen:
-            self._engine.offers.append((base.id, base.seen))
+    def _txn(self, base: View | Snapshot) -> ClientTxn:
+        return ClientTxn(base, snapshot=0, generation=self.generation, now=self.now_ns)
 
     def _post(self, request: Request, history: int, finish: Finish) -> None:
         with self._came:
@@ -321,3 +357,22 @@ class PostgresStore:
             self._post(request, history, finish)
         except HoldfastError as error:
             complete(future, error=error)
+
+
+class _NoView(Exception):
+    """What is known here does not do."""
+
+
+class _Ran(NamedTuple):
+    """A function that was run on a view, and how it ended."""
+
+    txn: ClientTxn
+    result: Any
+    error: Exception | None
+    view: View
+    history: int
+
+    def ended(self) -> tuple[ClientTxn, Any]:
+        if self.error is not None:
+            raise self.error
+        return self.txn, self.result

@@ -19,9 +19,10 @@ from holdfast.errors import Conflict, HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
 from holdfast.store.txn import attempt
-from holdfast.world import catalog, publish
+from holdfast.world import catalog, publish, timers
 from holdfast.world.catalog import subject_of
 from holdfast.world.redrive import Letter, failures
+from holdfast.world.timers import Alarm
 
 
 class Failed(Record, frozen=True):
@@ -33,10 +34,12 @@ class Failed(Record, frozen=True):
 
 
 class Carried(Record, frozen=True):
-    """An effect that ends in the commit in which its world goes on: who did it, and which it is."""
+    """An effect, or a timer, that ends in the commit in which its world goes on: which it is, and
+    who did it or where it waits."""
 
-    token: Token
+    token: Token | None
     intent_hash: bytes
+    alarm: Alarm | None = None
 
 
 class Cycle(Record, frozen=True):
@@ -56,8 +59,8 @@ class Cycle(Record, frozen=True):
     drained: bool
     # The store time when the reducers ran: delays count from there.
     wanted_ns: int = 0
-    # Effects whose receipts were handled last, before they were in the inbox: they are settled with
-    # it, and get the numbers up to `to_seq`.
+    # Effects whose receipts were handled last, and timers, before they were in the inbox: they are
+    # settled with it, and get the numbers up to `to_seq`.
     carried: tuple[Carried, ...] = ()
 
     @property
@@ -110,7 +113,7 @@ def apply(txn: Txn, cycle: Cycle) -> None:
 @operation
 def apply_all(txn: Txn, cycles: list[Cycle]) -> None:
     """The transactions of cycles whose leases are good, as one."""
-    carried = [one.token for cycle in cycles for one in cycle.carried]
+    carried = [one.token for cycle in cycles for one in cycle.carried if one.token is not None]
     if carried:
         queue.ack.fn(txn, carried)
     for cycle in cycles:
@@ -138,10 +141,16 @@ def _check(txn: Txn, cycle: Cycle) -> None:
         if last != cycle.to_seq - len(cycle.carried):
             raise Conflict(world=cycle.world_id, seq=last, why="others came first")
         for one in cycle.carried:
+            if one.alarm is not None:
+                if not timers.rings(
+                    txn, cycle.universe, cycle.world_id, one.intent_hash, one.alarm
+                ):
+                    raise Conflict(world=cycle.world_id, why="a timer is not the one that is due")
+                continue
             waits = publish.pending(txn, cycle.universe, one.intent_hash)
             if waits is None or waits.dead or waits.world_id != cycle.world_id:
                 raise Conflict(world=cycle.world_id, why="an effect has had its receipt")
-            if not queue.holds(txn, one.token):
+            if one.token is None or not queue.holds(txn, one.token):
                 raise Conflict(world=cycle.world_id, why="a claim is lost")
 
 
@@ -151,7 +160,10 @@ def _advance(txn: Txn, cycle: Cycle) -> None:
     head = journal.append(txn, subject, cycle.bodies, expected_head=cycle.expected_head)
     if cycle.bodies:
         for one in cycle.carried:
-            publish.end(txn, universe, one.intent_hash)
+            if one.alarm is None:
+                publish.end(txn, universe, one.intent_hash)
+            else:
+                timers.end(txn, universe, world_id, one.alarm)
         inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))
     for failed in cycle.failed:
         letter = codec.pack(Letter(world_id, failed.seq, failed.body))

@@ -36,6 +36,15 @@ class Slot(Record, frozen=True):
         return calendar(universe) if self.calendar else delays(universe)
 
 
+class Alarm(Record, frozen=True):
+    """A timer that is due: where it waits, its slot, and what the clock on the wall showed."""
+
+    queue: str
+    seq: int
+    slot: str
+    wall_ns: int
+
+
 def delays(universe: str) -> str:
     """The queue whose times are store time."""
     return f"{universe}/timers"
@@ -99,6 +108,26 @@ def take(txn: Txn, intent: Intent, slot: str) -> Slot | None:
         return None
     txn.delete(key)
     return held
+
+
+def rings(txn: Txn, universe: str, world_id: str, intent_hash: bytes, alarm: Alarm) -> bool:
+    """Whether a timer is due, and its slot still holds it."""
+    held = slot(txn, universe, world_id, alarm.slot)
+    if held is None or (held.intent_hash, held.seq) != (intent_hash, alarm.seq):
+        return False
+    return held.queue(universe) == alarm.queue and due.is_due(
+        txn, alarm.queue, alarm.seq, _now_ns(txn, universe, alarm)
+    )
+
+
+def end(txn: Txn, universe: str, world_id: str, alarm: Alarm) -> None:
+    """A timer that rings has been told to its world."""
+    txn.delete(_key(universe, world_id, alarm.slot))
+    due.end(txn, alarm.queue, alarm.seq, _now_ns(txn, universe, alarm))
+
+
+def _now_ns(txn: Txn, universe: str, alarm: Alarm) -> int:
+    return alarm.wall_ns if alarm.queue == calendar(universe) else txn.now_ns
 
 
 def slot(txn: Txn, universe: str, world_id: str, key: str) -> Slot | None:

@@ -7,21 +7,12 @@ where their store lives.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import psycopg
 import pytest
 
 from tests.postgres import fresh_url
 from tests.process.watch import until
-
-HERE = Path(__file__).parent
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker("postgresql")
 
 
 @pytest.fixture
@@ -32,12 +23,14 @@ def home() -> Iterator[str]:
     with psycopg.connect(url, autocommit=True) as connection:
         # A killed process is gone before the server has noticed.
         until(
-            lambda: connection.execute(
-                "SELECT count(*) = 0 FROM pg_stat_activity "
-                "WHERE datname = current_database() AND pid <> pg_backend_pid() "
-                "AND backend_type = 'client backend'"
-            ).fetchone()
-            == (True,),
+            lambda: (
+                connection.execute(
+                    "SELECT count(*) = 0 FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid() "
+                    "AND backend_type = 'client backend'"
+                ).fetchone()
+                == (True,)
+            ),
             "the end of all connections",
             timeout_s=15,
         )

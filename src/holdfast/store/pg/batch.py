@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.errors import HoldfastError, to_wire
-from holdfast.store.applying import Ring, Written, check_guards, execute
+from holdfast.store.applying import Written, check_guards, execute
 from holdfast.store.engine import Answer, Request
+from holdfast.store.pg.known import Known
 from holdfast.store.pg.rows import Miss, PgTxn, Range, Reads
 
 # How many are tried behind one that needs something, and how often each.
@@ -19,10 +20,12 @@ TRIES_MAX = 3
 
 
 class Batch:
-    def __init__(self, txn: PgTxn, reads: Reads, ring: Ring, now_ns: int, generation: int) -> None:
+    def __init__(
+        self, txn: PgTxn, reads: Reads, known: Known, now_ns: int, generation: int
+    ) -> None:
         self.txn = txn
         self._reads = reads
-        self._ring = ring
+        self._known = known
         self._now_ns = now_ns
         self._generation = generation
         self.written = Written(txn.id)
@@ -51,7 +54,7 @@ class Batch:
         return answers
 
     def _apply(self, request: Request) -> Answer:
-        self._ring.check(request, self.written)
+        self._known.check(request, self.written)
         check_guards(self.txn, request, self._now_ns, self._generation)
         apply, seqs, results = execute(self.txn, request, self._now_ns, self._generation)
         self.txn.update(apply.writes)

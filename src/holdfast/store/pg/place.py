@@ -21,7 +21,7 @@ from holdfast.store import schema
 from holdfast.store.api import Row
 from holdfast.store.pg import presence, server
 from holdfast.store.pg.migrations import migrate
-from holdfast.store.pg.server import Connection
+from holdfast.store.pg.wire import Connection
 from holdfast.store.places import END, FIRST, LOOK_S, PAGE_BYTES, PAGE_ROWS, Last, own
 from holdfast.store.txn import Base
 from holdfast.store.urls import shown

@@ -8,7 +8,8 @@ nobody commits from memory (`place.close_down`).
 from __future__ import annotations
 
 from holdfast.errors import StoreBusy
-from holdfast.store.pg.server import Connection, Unreachable
+from holdfast.store.pg.server import Unreachable
+from holdfast.store.pg.wire import Connection
 
 SESSIONS_SHOWN = 5
 _SPACE = 0x48464F50

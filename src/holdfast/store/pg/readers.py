@@ -1,8 +1,8 @@
 """Connections to read by: some, shared by all threads of a process, and made again when they are lost.
 
 - `Snapshot` is a transaction of its own: rows as they were after one commit.
-- `Asking` reads single rows for many threads at once: what is asked for while a statement is under way
-  goes into the next, together.
+- `Asking` reads single rows, or hears of others' commits, for many threads at once: what is asked for while a
+  statement is under way goes into the next, together.
 
 A transaction that only read has nothing to wait for at its end: COMMIT is sent, and its answer is taken when
 the connection is used next.
@@ -10,9 +10,9 @@ the connection is used next.
 
 from __future__ import annotations
 
-import os
+import contextlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
@@ -26,7 +26,7 @@ from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.wire import Arrays, Connection
 
 READERS_MAX = 8
-READER_S = 30.0
+READER_S = 20.0
 
 _BEGIN = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 _LAST = "SELECT coalesce(max(no), 0) FROM holdfast_commit"
@@ -41,7 +41,6 @@ class Readers:
         self._away = away
         self._free = threading.BoundedSemaphore(READERS_MAX)
         self._idle: list[Connection] = []
-        self._pid = os.getpid()
         self._closed = False
 
     def borrow(self) -> Connection:
@@ -61,15 +60,19 @@ class Readers:
             self._free.release()
             raise
 
-    def ask(self, statement: str, values: Sequence[Any]) -> list[Any]:
+    @contextlib.contextmanager
+    def lent(self) -> Iterator[Connection]:
         connection = self.borrow()
         sound = False
         try:
-            rows = connection.execute(statement, values, binary=True).fetchall()
+            yield connection
             sound = True
         finally:
             self.give_back(connection, sound=sound)
-        return rows
+
+    def ask(self, statement: str, values: Sequence[Any]) -> list[Any]:
+        with self.lent() as connection:
+            return connection.execute(statement, values, binary=True).fetchall()
 
     def give_back(self, connection: Connection, *, sound: bool) -> None:
         """`sound`: it is outside a transaction, or its end was sent."""
@@ -162,13 +165,55 @@ SEEN_MAX = 1_000
 class Asking:
     """Rows as they are, each for itself; for threads that find out otherwise whether they fit together."""
 
-    def __init__(self, readers: Readers) -> None:
+    def __init__(self, readers: Readers, hear: Callable[[Connection], None]) -> None:
+        """`hear` takes in what others have committed."""
         self._readers = readers
+        self._hear = hear
+        self._gets = _Together(self._get_all)
+        self._refreshes = _Together(self._refresh)
+
+    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        return self._gets.want(keys)
+
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        return self._readers.ask(SCAN_BACK if reverse else SCAN, (lo, hi, limit))
+
+    def refresh(self) -> None:
+        """Know of everything that was committed before this was called."""
+        self._refreshes.want(())
+
+    def _get_all(self, wishes: list[_Wish]) -> None:
+        keys = list(dict.fromkeys(key for wish in wishes for key in wish.keys))
+        rows = dict(self._readers.ask(GET_MANY, (Arrays(keys),)))
+        for wish in wishes:
+            wish.found = {key: rows.get(key) for key in wish.keys}
+
+    def _refresh(self, wishes: list[_Wish]) -> None:
+        with self._readers.lent() as connection:
+            self._hear(connection)
+
+
+class _Wish:
+    __slots__ = ("done", "error", "found", "gate", "keys")
+
+    def __init__(self, keys: Sequence[bytes]) -> None:
+        self.keys = keys
+        self.found: dict[bytes, bytes | None] = {}
+        self.error: Exception | None = None
+        self.done = False
+        self.gate = threading.Semaphore(0)
+
+
+class _Together:
+    """One call for all who want something at the same time: it begins after each of them asked."""
+
+    def __init__(self, serve: Callable[[list[_Wish]], None]) -> None:
+        self._serve = serve
         self._lock = threading.Lock()
         self._waiting: list[_Wish] = []
         self._busy = False
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+    def want(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
         wish = _Wish(keys)
         with self._lock:
             self._waiting.append(wish)
@@ -181,21 +226,15 @@ class Asking:
             raise wish.error
         return wish.found
 
-    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
-        if lo >= hi:
-            return []
-        return self._readers.ask(SCAN_BACK if reverse else SCAN, (lo, hi, limit))
-
-    def last(self) -> int:
-        """The number of the last commit."""
-        return int(self._readers.ask(_LAST, ())[0][0])
-
     def _lead(self) -> None:
-        """Ask for what all want that wait now; then the first of those who came meanwhile leads."""
+        """Serve all that wait now; then the first of those who came meanwhile leads."""
         with self._lock:
             wishes, self._waiting = self._waiting, []
         try:
-            _grant(self._readers, wishes)
+            self._serve(wishes)
+        except Exception as error:
+            for wish in wishes:
+                wish.error = error
         finally:
             with self._lock:
                 for wish in wishes:
@@ -205,30 +244,6 @@ class Asking:
                     self._waiting[0].gate.release()
                 else:
                     self._busy = False
-
-
-class _Wish:
-    __slots__ = ("done", "error", "found", "gate", "keys")
-
-    def __init__(self, keys: Sequence[bytes]) -> None:
-        self.keys = keys
-        self.found: dict[bytes, bytes | None] = dict.fromkeys(keys)
-        self.error: BaseException | None = None
-        self.done = False
-        self.gate = threading.Semaphore(0)
-
-
-def _grant(readers: Readers, wishes: list[_Wish]) -> None:
-    try:
-        keys = list(dict.fromkeys(key for wish in wishes for key in wish.keys))
-        rows = dict(readers.ask(GET_MANY, (Arrays(keys),)))
-    except Exception as error:
-        for wish in wishes:
-            wish.error = error
-        return
-    for wish in wishes:
-        for key in wish.keys:
-            wish.found[key] = rows.get(key)
 
 
 def _ended(connection: Connection) -> bool:

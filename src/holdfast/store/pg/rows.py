@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Sequence
+
 from holdfast.store import tuples
 from holdfast.store.api import Row
 from holdfast.store.pg.cache import Cache
@@ -68,7 +69,7 @@ class Reads:
         if self.gathering:
             raise Miss(keys, ranges)
         self._counters.misses += 1
-        wider = [_wider(self._cache, *one) for one in ranges]
+        wider = [widened(self._cache, *one) for one in ranges]
         asked: list[Asked] = []
         if keys:
             asked.append((GET_MANY, (Arrays(keys),)))
@@ -79,7 +80,7 @@ class Reads:
             rows.update(found.pop(0))
             self._cache.keep(rows.items())
         for one, page in zip(wider, found, strict=True):
-            self._learn(*one, page)
+            self._cache.learn(*covered(one, page))
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
         if lo >= hi:
@@ -94,18 +95,19 @@ class Reads:
             rows = ask(self._connection, self._counters, statement, lo, hi, limit)
         return rows
 
-    def _learn(
-        self, lo: bytes, hi: bytes, limit: int | None, reverse: bool, page: list[Row]
-    ) -> None:
-        if limit is not None and len(page) == limit:
-            if reverse:
-                lo = page[-1][0]
-            else:
-                hi = page[-1][0] + b"\x00"
-        self._cache.learn(lo, hi, page[::-1] if reverse else page)
+
+def covered(asked: Range, page: list[Row]) -> tuple[bytes, bytes, list[Row]]:
+    """The range that a page shows in full, and its rows in order."""
+    lo, hi, limit, reverse = asked
+    if limit is not None and len(page) == limit:
+        if reverse:
+            lo = page[-1][0]
+        else:
+            hi = page[-1][0] + b"\x00"
+    return lo, hi, page[::-1] if reverse else page
 
 
-def _wider(cache: Cache, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> Range:
+def widened(cache: Cache, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> Range:
     """What to ask for so that the next scan of the kind need not ask."""
     if reverse:
         return lo, hi, limit, reverse

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
-from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
@@ -22,6 +21,7 @@ from holdfast.errors import (
     StoreMoved,
     StoreReadOnly,
 )
+from holdfast.store import urls
 from holdfast.store.pg.wire import Connection
 
 SERVER_MIN = 150000
@@ -71,11 +71,11 @@ class Pooled(StoreError):
     hint = "connect to the server itself: a pooler in transaction mode loses LISTEN and prepared statements"
 
 
-def parse(url: str, *, idle_s: int = IDLE_S) -> str:
+def parse(url: str, *, idle_s: int | None = None) -> str:
     """The connection string of a URL, with our settings; a bad one is BadUrl."""
     settings = (
         f"-c statement_timeout={STATEMENT_S * 1000} -c lock_timeout={LOCK_S * 1000} "
-        f"-c idle_in_transaction_session_timeout={idle_s * 1000} "
+        f"-c idle_in_transaction_session_timeout={(idle_s or IDLE_S) * 1000} "
         "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "
         "-c tcp_user_timeout=10000"
     )
@@ -99,16 +99,12 @@ _DEFAULTS: dict[str, Any] = {
 
 
 def without_password(url: str) -> str:
-    parts = urlsplit(url)
-    if parts.password is None:
-        return url
-    host = parts.netloc.rpartition("@")[2]
-    return urlunsplit(parts._replace(netloc=f"{parts.username or ''}:…@{host}"))
+    return urls.shown(url)
 
 
 def connect(conninfo: str) -> Connection:
     with typed(conninfo):
-        connection: Connection = psycopg.connect(conninfo, autocommit=True, prepare_threshold=0)
+        connection = Connection.connect(conninfo, autocommit=True, prepare_threshold=0)
     if connection.info.server_version < SERVER_MIN:
         found = connection.info.server_version
         connection.close()

@@ -11,6 +11,7 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 
+import msgspec
 import psycopg
 
 from holdfast.errors import HoldfastError
@@ -29,8 +30,10 @@ ALL = "*"
 
 
 def payload(commit_no: int, topics: Sequence[str]) -> str:
-    text = "\n".join([str(commit_no), *topics])
-    return text if len(text.encode()) <= PAYLOAD_BYTES_MAX else f"{commit_no}\n{ALL}"
+    packed = msgspec.json.encode([commit_no, *topics])
+    if len(packed) > PAYLOAD_BYTES_MAX:
+        packed = msgspec.json.encode([commit_no, ALL])
+    return packed.decode()
 
 
 class Topics:
@@ -109,8 +112,8 @@ class Topics:
                     while not self._closed:
                         sleeping.poll(LISTEN_S * 1000)
                         for notify in connection.notifies(timeout=0):
-                            number, *topics = notify.payload.split("\n")
-                            self.ring(int(number), topics)
+                            number, *topics = msgspec.json.decode(notify.payload)
+                            self.ring(number, topics)
             except (psycopg.Error, HoldfastError):
                 with self._changed:
                     if not self._closed:

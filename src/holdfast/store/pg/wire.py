@@ -6,7 +6,7 @@ Arrays of bytes are packed here: by the library it takes five times as long, and
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,8 +15,22 @@ from psycopg.adapt import Dumper
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8
 
-Connection = psycopg.Connection[tuple[Any, ...]]
 Asked = tuple[str, Sequence[Any]]
+
+
+class Connection(psycopg.Connection[tuple[Any, ...]]):
+    """One that may be in pipeline mode for good (`keep_line`).
+
+    The library sends a Flush when it leaves pipeline mode. A server that gets one stops counting how long its
+    client is idle in a transaction: the lock of a client that vanished would then be held for ever.
+    """
+
+    line: psycopg.Pipeline | None = None
+    _entered: Any = None
+
+    def keep_line(self) -> None:
+        self._entered = self.pipeline()
+        self.line = self._entered.__enter__()
 
 
 @dataclass(slots=True)
@@ -65,15 +79,24 @@ class _ArrayDumper(Dumper):
 def ask(connection: Connection, counters: Counters, statement: str, *values: Any) -> list[Any]:
     counters.round_trips += 1
     counters.statements += 1
-    return connection.execute(statement, _typed(values), binary=True).fetchall()
+    cursor = connection.execute(statement, _typed(values), binary=True)
+    if connection.line is not None:
+        connection.line.sync()
+    return cursor.fetchall()
 
 
-def ask_all(connection: Connection, counters: Counters, asked: Iterable[Asked]) -> list[list[Any]]:
+def ask_all(connection: Connection, counters: Counters, asked: Sequence[Asked]) -> list[list[Any]]:
     """The answers of several statements, in one round trip."""
     counters.round_trips += 1
-    with connection.pipeline():
+    counters.statements += len(asked)
+    if connection.line is not None:
         cursors = [connection.execute(one, _typed(values), binary=True) for one, values in asked]
-    counters.statements += len(cursors)
+        connection.line.sync()
+    else:
+        with connection.pipeline():
+            cursors = [
+                connection.execute(one, _typed(values), binary=True) for one, values in asked
+            ]
     return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
