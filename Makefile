@@ -55,8 +55,13 @@ sim: setup  ## simulate SEEDS seeds (2000)
 	$(BIN)/python -m pytest -q -m deep tests/sim
 	$(BIN)/holdfast sim --seeds $(SEEDS)
 
-chaos: setup  ## kill real processes KILLS times (200)
+# Unless BUDGET is given: ten minutes.
+CHAOS_BUDGET = $(if $(filter file,$(origin BUDGET)),600,$(BUDGET))
+
+chaos: setup  ## kill real processes KILLS times (200), then break servers and links for BUDGET seconds (600)
 	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
+	$(BIN)/python -m pytest -q tests/chaos
+	$(BIN)/python -m tests.chaos.run --seconds $(CHAOS_BUDGET)
 	$(BIN)/python -m pytest -q -m "postgresql and deep" tests --ignore=tests/sim
 
 bench: setup  ## measure within BUDGET seconds (120)

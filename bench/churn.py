@@ -4,8 +4,9 @@
 
 A backlog is kept up while as much is put as is done: a short one for a few minutes, then a long one in
 the same store. Each minute gives a line: the rate, dead rows, the sizes of the tables and their
-indexes, how often autovacuum has run. At the end come two ratios: the last minute to the first, and
-the long backlog to the short one. Neither should be far from one.
+indexes, how often autovacuum has run, and the machine's load, which tells whether others used it. At
+the end come two ratios: the last minute to the first, and the long backlog to the short one. Neither
+should be far from one.
 
 Without `--store` it starts a PostgreSQL of its own, with autovacuum as it is by default.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -40,6 +42,7 @@ HEADER = (
     "index MB",
     "vacuums",
     "WAL B/item",
+    "load",
 )
 
 _TABLES = """
@@ -69,6 +72,7 @@ class Minute:
     rate: float
     wal_bytes_per_item: float
     tables: Tables
+    load: float = 0.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -127,7 +131,8 @@ def _minutes(url: str, churn: Churn, backlog: int, minutes: float) -> Iterator[M
         rated = churn.run(backlog, min(MINUTE_S, max(ends - time.monotonic(), 1.0)))
         after = tables_of(url)
         per_item = (after.wal_bytes - before.wal_bytes) / max(rated.count, 1)
-        yield Minute(backlog, number, rated.count / rated.seconds, per_item, after)
+        rate = rated.count / rated.seconds
+        yield Minute(backlog, number, rate, per_item, after, os.getloadavg()[0])
 
 
 def _cells(one: Minute) -> tuple[str, ...]:
@@ -141,6 +146,7 @@ def _cells(one: Minute) -> tuple[str, ...]:
         f"{tables.index_bytes / MB:,.1f}",
         str(tables.vacuums),
         f"{one.wal_bytes_per_item:,.0f}",
+        f"{one.load:.1f}",
     )
 
 

@@ -106,9 +106,7 @@ class Proxy:
         left = [task for task in asyncio.all_tasks() if task is not me]
         await asyncio.wait(left, timeout=ASK_S / 2) if left else None
 
-    async def _accept(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
-    ) -> None:
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._refusing:
             _reset(writer)
             return

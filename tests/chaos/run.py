@@ -36,6 +36,12 @@ from tests.processes import Proc, ProcFailed, python_proc
 LEASE_S = 3.0
 # The server is struck so often, and is away for so long.
 STRIKE_S = (5.0, 40.0)
+# Each of these once before any again; and every third strike is a promotion.
+STRIKES = (
+    "server stops", "immediate stops", "server crashes", "server freezes", "standby restarts",
+    "immediate stops", "server crashes",
+)  # fmt: skip
+PROMOTION_EVERY = 3
 AWAY_S = (0.0, 4.0)
 LONG_AWAY_S = 12.0
 DEED_S = (0.3, 2.5)
@@ -54,10 +60,10 @@ class Chaos:
         folder: Path,
         *,
         seed: int,
-        workers: int = 3,
-        clients: int = 2,
-        rate: float = 8.0,
-        strike_s: tuple[float, float] = STRIKE_S,
+        workers: int,
+        clients: int,
+        rate: float,
+        strike_s: tuple[float, float],
     ) -> None:
         self.folder = folder
         self.random = random.Random(seed)
@@ -72,6 +78,7 @@ class Chaos:
         self._stack = contextlib.ExitStack()
         self._later: list[tuple[float, Callable[[], object]]] = []
         self._strikes = 0
+        self._bag: list[str] = []
         self._heard = (0, time.monotonic())
 
     def __enter__(self) -> Self:
@@ -115,11 +122,13 @@ class Chaos:
 
     # -- running -----------------------------------------------------------------------------------
 
-    def run(self, seconds: float, out: Callable[[str], object]) -> None:
+    def run(self, seconds: float, strikes_min: int, out: Callable[[str], object]) -> None:
         began = time.monotonic()
         strike_at = began + self.random.uniform(*self._strike_s) / 2
         told_at = began
-        while time.monotonic() - began < seconds and not self.breaches:
+        while not self.breaches and (
+            time.monotonic() - began < seconds or self._strikes < strikes_min
+        ):
             time.sleep(self.random.uniform(*DEED_S))
             self._do_due()
             if time.monotonic() >= strike_at:
@@ -154,13 +163,12 @@ class Chaos:
 
     def _strike(self) -> None:
         self._strikes += 1
-        if self._strikes % 3 == 0:
+        if self._strikes % PROMOTION_EVERY == 0:
             self._promote()
             return
-        [how] = self.random.choices(
-            ("server stops", "immediate stops", "server crashes", "server freezes", "standby restarts"),
-            (2, 3, 3, 2, 1),
-        )
+        if not self._bag:
+            self._bag = self.random.sample(STRIKES, len(STRIKES))
+        how = self._bag.pop()
         self.done[how] += 1
         away_s = self.random.uniform(*AWAY_S)
         if self.random.random() < 0.15:
@@ -413,9 +421,21 @@ def _continue(still: list[Seen]) -> None:
         process.cont()
 
 
-def run(folder: Path, *, seconds: float, seed: int, **options: object) -> Chaos:
-    with Chaos(folder, seed=seed, **options) as chaos:  # type: ignore[arg-type]
-        chaos.run(seconds, lambda line: print(line, flush=True))
+def run(
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int,
+    strikes_min: int = 0,
+    workers: int = 3,
+    clients: int = 2,
+    rate: float = 8.0,
+    strike_s: tuple[float, float] = STRIKE_S,
+) -> Chaos:
+    with Chaos(
+        folder, seed=seed, workers=workers, clients=clients, rate=rate, strike_s=strike_s
+    ) as chaos:
+        chaos.run(seconds, strikes_min, lambda line: print(line, flush=True))
     return chaos
 
 

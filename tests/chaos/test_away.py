@@ -34,13 +34,15 @@ MODULES = (
     "holdfast.cli.up",
 )
 
-pytestmark = pytest.mark.timeout(180)
+pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(180)]
 
 LONG_S = 60.0
-# An answer about readiness comes within this, and a process that is told to stop ends within it.
+# An answer about readiness comes within this, and a process that is told to stop ends within the other.
 BOUND_S = 40.0
+STOP_S = 75.0
 # A process that stands still in mid-commit, or is cut off in it, holds up the others for less.
 HELD_UP_S = 10.0
+CUTS = 12
 
 Up = Callable[..., Proc]
 
@@ -105,7 +107,7 @@ def readyz(worker: Proc) -> tuple[int, dict[str, Any]]:
 # -- readiness -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["stopped", "frozen"])
+@pytest.mark.parametrize("how", ["stopped", pytest.param("frozen", marks=pytest.mark.deep)])
 def test_nothing_is_ready_while_the_server_is_away_and_the_blocker_is_named(
     cluster: Cluster, url: str, up: Up, how: str
 ) -> None:
@@ -162,7 +164,7 @@ def test_a_worker_says_over_http_since_when_the_store_is_away_and_when_it_is_bac
 # -- workers ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
+@pytest.mark.deep
 def test_roles_outlast_a_server_that_is_away_for_longer_than_they_may_stand_still(
     cluster: Cluster, url: str, up: Up
 ) -> None:
@@ -180,6 +182,7 @@ def test_roles_outlast_a_server_that_is_away_for_longer_than_they_may_stand_stil
     assert worker.running
 
 
+@pytest.mark.deep
 def test_a_worker_that_starts_while_the_server_is_away_waits_for_it(
     cluster: Cluster, url: str, up: Up
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_worker_that_starts_while_the_server_is_away_waits_for_it(
     worker.expect("ready", LONG_S)
 
 
+@pytest.mark.deep
 def test_a_worker_that_is_told_to_stop_while_the_server_is_away_ends(
     cluster: Cluster, url: str, up: Up
 ) -> None:
@@ -198,7 +202,7 @@ def test_a_worker_that_is_told_to_stop_while_the_server_is_away_ends(
         _keep_busy(runtime)
     cluster.primary.stop()
     worker.terminate()
-    assert worker.wait(BOUND_S) == 0
+    assert worker.wait(STOP_S) == 0
 
 
 # -- connections -----------------------------------------------------------------------------------
@@ -227,19 +231,19 @@ def count(txn: Txn) -> int:
 
 
 def test_a_commit_whose_answer_is_cut_off_happened_once(through: Store, proxy: Proxy) -> None:
-    for done in range(1, 31):
+    for done in range(1, CUTS + 1):
         proxy.cut_answer()
         through.transact(add)
         assert through.transact(count_written) == done
-    assert proxy.done["answer"] == 30
+    assert proxy.done["answer"] == CUTS
 
 
 @pytest.mark.parametrize("upward", [True, False])
 def test_commits_that_are_cut_anywhere_happen_once(
     through: Store, proxy: Proxy, upward: bool
 ) -> None:
-    for cuts in range(1, 21):
-        proxy.cut_after(80 * cuts, upward=upward)
+    for cuts in range(1, CUTS + 1):
+        proxy.cut_after(150 * cuts, upward=upward)
         through.transact(add)
         assert through.transact(count_written) == cuts
 
@@ -250,6 +254,7 @@ def count_written(txn: Txn) -> int:
     return found
 
 
+@pytest.mark.deep
 @pytest.mark.parametrize("direction", ["up", "down", "both"])
 def test_a_connection_that_carries_nothing_any_more_is_given_up(
     through: Store, proxy: Proxy, direction: str
@@ -281,6 +286,7 @@ with stores.open(sys.argv[1]) as store:
 """
 
 
+@pytest.mark.deep
 def test_a_process_that_stands_still_in_mid_commit_holds_up_others_for_moments_only(
     url: str,
 ) -> None:

@@ -40,6 +40,8 @@ from tests.processes import Proc
 
 MODULES = ("holdfast.store.postgres", "holdfast.roles.world_worker", "holdfast.durable.lease")
 
+pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(180)]
+
 LEASE_S = 4.0
 # What a takeover may take beyond the lease.
 SLACK_S = 1.0
@@ -47,7 +49,7 @@ DESKS = 8
 PACE_S = 0.02
 LONG_S = 60.0
 # What the cut-off machine is left alone for after the others have gone on.
-BEYOND_S = 2.0
+BEYOND_S = 1.0
 
 
 @dataclass

@@ -16,7 +16,7 @@ from tests.process.watch import until
 
 MODULES = ("holdfast.store.postgres", "holdfast.store.pg.engine")
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(120)]
 
 SPACE = b"orders"
 LONG_S = 60.0
@@ -84,6 +84,7 @@ def test_a_store_finds_the_new_primary_by_itself(cluster: Cluster, store: Store)
     assert store.read(there) == {b"before", b"after"}
 
 
+@pytest.mark.deep
 def test_commit_numbers_and_time_go_on_after_a_promotion(cluster: Cluster, store: Store) -> None:
     first = store.wait("bell", 0, 0.0)
     store.transact(lambda txn: txn.notify("bell"))
@@ -94,6 +95,7 @@ def test_commit_numbers_and_time_go_on_after_a_promotion(cluster: Cluster, store
     assert store.now_ns() > before_ns
 
 
+@pytest.mark.deep
 def test_nothing_is_acknowledged_while_the_standby_has_not_got_it(
     cluster: Cluster, store: Store
 ) -> None:
@@ -109,7 +111,7 @@ def test_nothing_is_acknowledged_while_the_standby_has_not_got_it(
     assert asked.acknowledged
 
 
-@pytest.mark.parametrize("how", ["terminated", "crashed"])
+@pytest.mark.parametrize("how", ["terminated", pytest.param("crashed", marks=pytest.mark.deep)])
 def test_what_was_in_doubt_is_acknowledged_only_when_the_standby_has_it(
     cluster: Cluster, store: Store, how: str
 ) -> None:

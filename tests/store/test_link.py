@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -98,3 +99,48 @@ def test_the_writer_does_not_import_from_the_current_directory(tmp_path: Path) -
 def test_waiting_for_an_answer_inside_together_does_not_wait_for_ever(store: LmdbStore) -> None:
     with store.together():
         assert store.submit(put, "a").result(30) == "a"
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["nobody's", "the main thread's"])
+@pytest.mark.parametrize("duty", ["_reading", "_sending"])
+def test_a_duty_that_an_interrupt_left_behind_is_taken_up_by_others(
+    store: LmdbStore, duty: str, known: bool
+) -> None:
+    left = getattr(store._link, duty)
+    assert left._lock.acquire(False)
+    if known:
+        left._owner = threading.main_thread().ident
+    done: list[str] = []
+    others = [
+        threading.Thread(target=lambda key=key: done.append(store.transact(put, key)))
+        for key in ("a", "b", "c")
+    ]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join(30)
+    assert sorted(done) == ["a", "b", "c"]
+    assert store.transact(put, "mine") == "mine"
+
+
+def test_a_duty_that_somebody_is_at_is_left_to_him(store: LmdbStore) -> None:
+    duty = store._link._reading
+    held = threading.Event()
+    leave = threading.Event()
+
+    def hold() -> None:
+        with duty:
+            held.set()
+            leave.wait(30)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait(30)
+    deadline = time.monotonic() + 1
+    while time.monotonic() < deadline:
+        assert not duty.take(look=True)
+        time.sleep(0.05)
+    leave.set()
+    holder.join(30)
+    assert duty.take()
+    duty.release()

@@ -13,8 +13,9 @@ from holdfast.errors import BadUrl, HoldfastError, NotFound, SchemaMismatch
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.pg import engine as engines
-from holdfast.store.pg.server import Denied, Unreachable, without_password
+from holdfast.store.pg.server import Denied, Unreachable
 from holdfast.store.postgres import PostgresStore
+from holdfast.store.urls import shown
 from tests.postgres import admin, fresh_url, in_database, server
 
 pytestmark = pytest.mark.timeout(60)
@@ -178,7 +179,7 @@ def test_a_url_that_says_nothing_we_know_is_refused() -> None:
 
 
 def test_a_password_is_never_told() -> None:
-    told = without_password("postgresql://me:secret@host:5432/db")
+    told = shown("postgresql://me:secret@host:5432/db")
     assert "secret" not in told
     with pytest.raises(HoldfastError) as raised:
         holdfast.store.open("postgresql://me:secret@127.0.0.1:1/db")

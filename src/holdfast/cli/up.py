@@ -190,7 +190,7 @@ def peers_of(given: list[str]) -> dict[str, str]:
     for one in given:
         universe, _, url = one.partition("=")
         if not universe or not url:
-            raise Invalid(what="--peer", found=one, expected="UNIVERSE=URL")
+            raise Invalid(what="--peer", found=shown(one), expected="UNIVERSE=URL")
         if universe in found:
             raise Invalid(what="--peer", universe=universe, why="given twice")
         found[universe] = url

@@ -34,6 +34,7 @@ from holdfast.errors import (
     from_wire,
     to_wire,
 )
+from holdfast.store.duty import Duty
 from holdfast.store.engine import Answer, Request
 from holdfast.store.future import Completions
 from holdfast.store.reach import is_stopped, kill_exactly, peer_of, reach, reap_children
@@ -50,6 +51,8 @@ _RECV_BYTES = 1 << 18
 _LOOK_S = 0.25
 # While answered threads are still being woken, this many transactions wait to be sent together.
 _CROWD = 16
+# What is done under a duty.
+_DUTIES = frozenset({"_read", "_send_outbox", "_watch", "_reconnect", "close"})
 
 
 def _ignore(answer: Answer) -> None:
@@ -86,8 +89,8 @@ class Link:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Call] = {}
         self._outbox: deque[Call] = deque()
-        self._sending = threading.Lock()
-        self._reading = threading.Lock()
+        self._sending = Duty(__file__, _DUTIES)
+        self._reading = Duty(__file__, _DUTIES)
         self._topics: dict[str, int] = {}
         self._watched: set[str] = set()
         self._sleepers: dict[str, list[threading.Lock]] = {}
@@ -117,9 +120,12 @@ class Link:
         return self._await(call)
 
     def _await(self, call: Call) -> Answer:
+        waited = False
         try:
             while call.answer is None:
-                if self._reading.acquire(False):
+                if waited:
+                    self.flush(look=True)
+                if self._reading.take(look=waited):
                     try:
                         while call.answer is None:
                             self._read(None)
@@ -127,7 +133,8 @@ class Link:
                         self._reading.release()
                         self._pass_on()
                 else:
-                    call.lock.acquire()
+                    # Whoever should have passed the duty on may have been interrupted in it.
+                    waited = not call.lock.acquire(timeout=_LOOK_S)
         finally:
             if call.answer is None:
                 self._abandon(call)
@@ -194,10 +201,10 @@ class Link:
         if self._ended is not None:
             raise self._ended
 
-    def flush(self) -> None:
+    def flush(self, *, look: bool = False) -> None:
         """Send what waits to be sent, unless somebody is at it."""
         while self._outbox and not self._broken:
-            if not self._sending.acquire(False):
+            if not self._sending.take(look=look):
                 return  # whoever sends now looks again before it leaves
             try:
                 self._send_outbox()
@@ -276,6 +283,7 @@ class Link:
             self._fail_all(self._ended)
             return
         if timeout is not None and not self._poll.poll(min(timeout, _LOOK_S) * 1000):
+            self.flush(look=True)
             self._replace_if_stuck()
             return
         try:
@@ -296,6 +304,7 @@ class Link:
         try:
             data = self._sock.recv(_RECV_BYTES)
         except BlockingIOError:
+            self.flush(look=True)
             self._replace_if_stuck()
             return
         except OSError:
@@ -370,8 +379,7 @@ class Link:
         fresh = [topic for topic in topics if topic not in self._watched]
         if fresh:
             self._watched.update(fresh)
-            with self._sending:
-                self._send(frame(encode([[], fresh])))
+            self._watch(fresh)
             self.flush()
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
         while True:
@@ -388,6 +396,10 @@ class Link:
                 return since
             self._sleep(topics, last, left, call)
 
+    def _watch(self, topics: list[str]) -> None:
+        with self._sending:
+            self._send(frame(encode([[], topics])))
+
     def _heard(self, topics: Sequence[str]) -> int | None:
         """The last commit that notified any of them; None before the writer has said."""
         found = [self._topics[topic] for topic in topics if topic in self._topics]
@@ -402,14 +414,14 @@ class Link:
             self._sleepers.setdefault(topic, []).append(sleeper)
         # Looked at again now that we are listed: whoever notifies looks in the other order.
         if self._heard(topics) == last and (call is None or call.answer is None):
-            if self._reading.acquire(False):
+            if self._reading.take(look=True):
                 try:
                     self._read(timeout)
                 finally:
                     self._reading.release()
                     self._pass_on()
             else:
-                sleeper.acquire(timeout=timeout)
+                sleeper.acquire(timeout=min(timeout, _LOOK_S))
         for topic in topics:
             with contextlib.suppress(KeyError, ValueError):
                 self._sleepers[topic].remove(sleeper)

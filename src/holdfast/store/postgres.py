@@ -33,6 +33,7 @@ from holdfast.store.pg.topics import Topics
 from holdfast.store.pg.view import TooMuch, View
 from holdfast.store.pg.wire import Counters
 from holdfast.store.txn import ClientTxn
+from holdfast.store.urls import shown
 from holdfast.store.wire import fill, request_of
 
 # After so many conflicts a transaction runs on a snapshot.
@@ -51,7 +52,7 @@ _SIZE = """
 
 class PostgresStore:
     def __init__(self, url: str, *, bootstrap: bool = True, clock: Clock = SYSTEM) -> None:
-        self.url = server.without_password(url)
+        self.url = shown(url)
         # For processes that this one starts; never shown.
         self.address = url
         self._conninfo = server.parse(url)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -21,8 +22,8 @@ from holdfast.errors import (
     StoreMoved,
     StoreReadOnly,
 )
-from holdfast.store import urls
 from holdfast.store.pg.wire import Connection
+from holdfast.store.urls import HIDDEN, shown
 
 SERVER_MIN = 150000
 CONNECT_S = 10
@@ -81,11 +82,18 @@ def parse(url: str, *, idle_s: int | None = None) -> str:
     )
     try:
         known: dict[str, Any] = dict(conninfo_to_dict(url))
+        if "@" in known.get("dbname", "") and shown(url) != url:
+            why = "the password holds a / that has to be written as %2F"
+            raise BadUrl(url=shown(url), why=why)
         known["options"] = f"{known.get('options', '')} {settings}".strip()
         return make_conninfo(**(_DEFAULTS | known))
     except psycopg.ProgrammingError as error:
-        raise BadUrl(url=without_password(url), why=str(error).strip()) from None
+        # A password that is not escaped breaks a URL in the middle: what is quoted may be a piece of it.
+        why = _QUOTED.sub(f'"{HIDDEN}"', str(error)) if shown(url) != url else str(error)
+        raise BadUrl(url=shown(url), why=why.strip()) from None
 
+
+_QUOTED = re.compile(r'"[^"]*"')
 
 # A peer that is gone without a word is noticed within seconds.
 _DEFAULTS: dict[str, Any] = {
@@ -96,10 +104,6 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 10_000,
 }
-
-
-def without_password(url: str) -> str:
-    return urls.shown(url)
 
 
 def connect(conninfo: str) -> Connection:
