@@ -82,7 +82,7 @@ bench-tasks: setup  ## measure tasks beside pgqueuer, huey, RabbitMQ and Restate
 
 .PHONY: bench-postgres
 bench-postgres: setup  ## measure all of it on PostgreSQL beside DBOS, pgqueuer and procrastinate
-	$(BIN)/python -m bench.peers --suite postgres --runs 3 --budget-s 4500
+	$(BIN)/python -m bench.peers --suite postgres --runs 3 --budget-s 3000
 
 .PHONY: bench-churn
 bench-churn: setup  ## a PostgreSQL under churn with a backlog of a thousand and of a million, MINUTES (30)

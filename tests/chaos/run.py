@@ -147,9 +147,8 @@ class Chaos:
 
     def progress(self, began: float) -> str:
         self.told = verdict.Told.read(self._logs)
-        for proxy in self._proxies:
-            for what, count in proxy.done.items():
-                self.done[f"connections: {what}"] = sum(p.done[what] for p in self._proxies)
+        for what in {what for proxy in self._proxies for what in proxy.done}:
+            self.done[f"connections: {what}"] = sum(p.done[what] for p in self._proxies)
         told = self.told
         deeds = ", ".join(f"{count} {deed}" for deed, count in sorted(self.done.items()))
         return (

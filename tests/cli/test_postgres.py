@@ -15,7 +15,7 @@ from tests.process.on_postgres import whole
 
 pytestmark = pytest.mark.timeout(60)
 
-MODULES = ("holdfast.cli.target", "holdfast.cli.store", "holdfast.store.urls")
+MODULES = ("holdfast.cli.target", "holdfast.cli.store")
 
 SECRET = "sw0rdfish"
 
@@ -143,22 +143,6 @@ def test_a_database_without_a_store_is_told_and_gets_none(run: Run) -> None:
     assert ran.error.startswith("not_found: ")
     assert "holdfast up" in ran.error
     assert run("worlds", "list", "--store", empty).error == ran.error
-
-
-@pytest.mark.parametrize(
-    ("url", "expected"),
-    [
-        ("postgresql://me:secret@host:5432/db", "postgresql://me:…@host:5432/db"),
-        ("postgresql://me:se/c@ret@host/db", "postgresql://me:…@host/db"),
-        ("postgresql://host/db?user=me&password=secret&sslmode=require",
-         "postgresql://host/db?user=me&password=…&sslmode=require"),
-        ("postgresql:///db?sslpassword=secret", "postgresql:///db?sslpassword=…"),
-        ("postgresql://me@host/db", "postgresql://me@host/db"),
-        ("lmdb:./data", "lmdb:./data"),
-    ],
-)  # fmt: skip
-def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:
-    assert shown(url) == expected
 
 
 def test_the_demo_needs_a_directory(run: Run) -> None:

@@ -93,6 +93,8 @@ class Round:
     def __init__(self, rings: list[Ring]) -> None:
         self.rings = rings
         self.answered = threading.Event()
+        # How many of them their worlds have heard.
+        self.told = 0
         # Whether one of them was not what it seemed to be: others fire timers here, too.
         self.mistaken = False
 
@@ -385,6 +387,8 @@ class Carriage:
             trouble = self._worker.committed(world_id, cycle, answer, now_ns) or trouble
         if round is not None:
             round.mistaken = any(isinstance(answer, Conflict) for answer in told)
+            heard = zip(cycles, told, strict=True)
+            round.told = sum(len(cycle.carried) for (_, cycle), error in heard if error is None)
             round.answered.set()
         if trouble is not None:
             raise trouble

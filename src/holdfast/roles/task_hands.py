@@ -19,6 +19,8 @@ from holdfast.tasks.lease import LEASE_BATCH_MAX
 from holdfast.tasks.rows import KINDS, LOOP, PROCESS, THREAD
 
 COROUTINES = 200
+# Of quick tasks the hands have a batch in line while another is reported and the next leased.
+AHEAD_MAX = 2 * LEASE_BATCH_MAX
 HAND_BACK_NS = 1_000 * MS
 # How long coroutines that are cancelled have to clean up when their worker leaves.
 WIND_UP_S = 1.0
@@ -57,7 +59,7 @@ class Hands:
                 began=began,
                 done=ring,
                 clock=clock,
-                ahead_max=LEASE_BATCH_MAX,
+                ahead_max=AHEAD_MAX,
             )
         if PROCESS in kinds:
             self._crews[PROCESS] = Threads(
@@ -67,7 +69,7 @@ class Hands:
                 began=began,
                 done=ring,
                 clock=clock,
-                ahead_max=LEASE_BATCH_MAX,
+                ahead_max=AHEAD_MAX,
             )
         if LOOP in kinds:
             self._loop = asyncio.new_event_loop()
@@ -82,7 +84,7 @@ class Hands:
                 began=began,
                 done=ring,
                 clock=clock,
-                ahead_max=LEASE_BATCH_MAX,
+                ahead_max=AHEAD_MAX,
                 failed=ended_by,
             )
 

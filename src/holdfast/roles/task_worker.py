@@ -318,7 +318,8 @@ class TaskWorker:
         # What is due is swept also by one who has no room: others may be waiting for it.
         if not self._reports and not (self._looking and limit) and not due:
             return False
-        if len(self._reports) < self._hands.line and not self._lingered:
+        full = limit >= LEASE_BATCH_MAX
+        if len(self._reports) < self._hands.line and not self._lingered and not full:
             # The hands have enough to do: what they finish meanwhile goes into the same commit.
             self._lingered = True
             return False

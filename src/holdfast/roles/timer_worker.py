@@ -46,6 +46,8 @@ class TimerWorker(Role):
         self._carriage: Carriage | None = None
         self._alone_until_ns = 0
         self._alone_s = ALONE_S
+        # Whether the last round left something that is due: then all of it fires the ordinary way.
+        self._left = False
 
     @property
     def topics(self) -> Sequence[str]:
@@ -56,12 +58,15 @@ class TimerWorker(Role):
         # Looking is free, firing is a commit: so look first.
         left_ns = self._left_ns()
         if left_ns is None or left_ns > 0:
+            self._left = False
             return False
-        if self._carriage is not None and self.clock.mono_ns() >= self._alone_until_ns:
+        if not self._left and self._rides:
             round = self._round()
             if round is not None:
                 self._go_round(round)
+                self._left = self._left or round.told < len(round.rings)
                 return True
+        self._left = False
         fired = self.store.transact(fire_due, self._universe, self.clock.wall_ns(), BATCH_MAX)
         self._pause_s = 0.0 if fired else PAUSE_S
         return bool(fired)
@@ -70,8 +75,15 @@ class TimerWorker(Role):
         """Worlds of this process hear their timers in the commit in which they go on."""
         self._carriage = carriage
 
+    @property
+    def _rides(self) -> bool:
+        return self._carriage is not None and self.clock.mono_ns() >= self._alone_until_ns
+
     def _round(self) -> Round | None:
-        """What is due in worlds of this process, if there is any."""
+        """What is due in worlds of this process, if there is any.
+
+        However much of it there always is: what is not in it has its turn after one round.
+        """
         wall_ns = self.clock.wall_ns()
         due: list[tuple[str, int, bytes]] = self.store.read(self._peek, wall_ns)
         rings: list[Ring] = []
@@ -85,6 +97,7 @@ class TimerWorker(Role):
                 left.add(world_id)
             else:
                 rings.append(Ring(intent, timer, Alarm(name, seq, timer.key, wall_ns)))
+        self._left = bool(left)
         return Round(rings) if rings else None
 
     def _rings(self, world_id: str) -> bool:
