@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from bench.peers import install
@@ -71,12 +72,11 @@ class PgTurn:
         self._stack = stack
         self._group: str | None = None
         self._turn: Any = None
-        self._insert_1: float | None = None
+        # Of one connection, before each group: a machine that others use is not the same for long.
+        self._inserts: list[float] = []
 
     def inserts(self, amount: PgAmount) -> dict[str, float]:
-        found = {f"insert_{count}": server().inserts_per_s(count) for count in RAW_CONNECTIONS}
-        self._insert_1 = found["insert_1"]
-        return found
+        return {f"insert_{count}": server().inserts_per_s(count) for count in RAW_CONNECTIONS}
 
     def messages(self, amount: PgAmount) -> dict[str, float]:
         return self._part(WORLDS, "batch", amount.worlds) | self._part(
@@ -123,13 +123,13 @@ class PgTurn:
             return {}
         if group != self._group:
             self._stack.close()
+            self._inserts.append(server().inserts_per_s(1))
             self._turn = self._stack.enter_context(self._openers[group]())
             self._group = group
         found: dict[str, float] = getattr(self._turn, part)(amount)
-        if self._insert_1:
-            against = {name: found[name] for name in AGAINST_RAW if name in found}
-            found |= {f"{name}_raw": rate / self._insert_1 for name, rate in against.items()}
-        return found
+        against = {name: found[name] for name in AGAINST_RAW if name in found}
+        found |= {f"{name}_raw": rate / self._inserts[-1] for name, rate in against.items()}
+        return found | {"insert_1": fmean(self._inserts)}
 
 
 # -- ours --------------------------------------------------------------------------------------------

@@ -228,8 +228,8 @@ with the least and the greatest; ratios are taken within a run, to whichever pee
   `end_to_end`, `end_to_end_batched`: both at once; `task_p95`: one every 20 ms, until its function
   has returned
 - `insert_1`, `insert_8`: pgbench, one INSERT of 100 bytes and its commit per transaction, on one
-  connection and on eight, before each turn: where it differs between systems, the server was not the
-  same for them. `…_raw`: a measure as so many times `insert_1` of its turn
+  connection and on eight, before each group of parts: where it differs between systems, the server was
+  not the same for them. `…_raw`: a measure as so many times the `insert_1` just before
 - `raw` is 4 KiB overwrite and `fdatasync` in a loop, around each turn
 - `idle`: processor time of worker and server while there is nothing to do; `…_us`: processor time of
   each side; the server is PostgreSQL with all its processes

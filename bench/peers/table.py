@@ -107,7 +107,8 @@ def _line(suite: Suite, measures: Any, ratios: Any, measure: str, unit: str) -> 
     judged = ratios.get(goal.peer, {}).get(goal.key) if goal else None
     shown = {peer: _times(ratios.get(peer, {}).get(measure)) for peer in _shown(suite)}
     if goal and judged and goal.ours != goal.theirs and goal.peer in shown:
-        shown[goal.peer] += f"; {_times(judged)} of its {goal.theirs}"
+        against = f"{_times(judged)} of its {goal.theirs}"
+        shown[goal.peer] = "; ".join(filter(None, (shown[goal.peer], against)))
     return (
         measure,
         unit,

@@ -124,8 +124,7 @@ def test_a_store_that_stays_busy_does_not_keep_a_worker_from_leaving() -> None:
         worker.step()
         worker.start()
         rig.backend.arm(dict.fromkeys(range(1, 10_000), StoreBusy()))
-        with pytest.raises(StoreBusy):
-            worker.request_stop()
+        worker.request_stop()
         rig.until(lambda: not worker.running, "its end", tick_ns=100 * MS)
         rig.backend.arm({})
         rig.workers.remove(worker)

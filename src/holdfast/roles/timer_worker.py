@@ -108,17 +108,20 @@ class TimerWorker(Role):
         return due.peek(txn, clocks, BATCH_MAX)
 
     def _go_round(self, round: Round) -> None:
-        """Hand a round over and wait for it, but not for long: a worker may hang in a reducer."""
         assert self._carriage is not None
         self._carriage.go_round(round)
-        if not round.answered.wait(BEGIN_S) and not self._carriage.call_off(round):
-            round.answered.wait(ANSWER_S)
+        self._await(round, self._carriage)
         if round.answered.is_set() and not round.mistaken:
             self._alone_s = ALONE_S
             return
         # Others fire timers, too, or the worker is slow: the ordinary way is better for a while.
         self._alone_until_ns = self.clock.mono_ns() + int(self._alone_s * S)
         self._alone_s = min(2 * self._alone_s, ALONE_S_MAX)
+
+    def _await(self, round: Round, carriage: Carriage) -> None:
+        """Wait for a round, but not for long: a worker may hang in a reducer."""
+        if not round.answered.wait(BEGIN_S) and not carriage.call_off(round):
+            round.answered.wait(ANSWER_S)
 
     def next_s(self) -> float:
         left_ns = self._left_ns()

@@ -30,7 +30,7 @@ CONNECT_S = 10
 STATEMENT_S = 60
 LOCK_S = 30
 # A client that vanished in mid-transaction holds the lock of the commit no longer than this.
-IDLE_S = 5
+IDLE_S = 3
 # One that only reads holds nobody up, but keeps the server from clearing up behind it.
 READER_IDLE_S = 120
 # The constraint that no commit fulfils in a store that was moved (`place`).
