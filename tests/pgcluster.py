@@ -11,7 +11,8 @@
   the test itself.
 - Commits wait for the standby (`synchronous_standby_names = '*'`): what was acknowledged survives the loss
   of the primary. The standby is asked for its own promotion only once it is known to follow.
-- Leaving the `with` block kills every process of the servers and removes their folders.
+- Leaving the `with` block kills every process of the servers and removes their folders; a test that is
+  killed takes them with it.
 """
 
 from __future__ import annotations
@@ -117,7 +118,6 @@ class Server:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                **({} if self.prefix else self._as_user()),
             )  # fmt: skip
         if wait:
             self.await_(self._answers, "the start")
@@ -232,11 +232,11 @@ class Server:
             raise AssertionError(f"{program}: {done.stderr.decode(errors='replace')}")
 
     def _before(self) -> list[str]:
-        if not self.prefix:
-            return []
-        assert self._user is not None
-        as_user = ["setpriv", "--reuid", self._user, "--regid", self._user, "--clear-groups"]
-        return [*self.prefix, *as_user]
+        """What leads to its place, its user, and its end when the test that started it is killed."""
+        before = [*self.prefix, "setpriv", "--pdeathsig", "INT"]
+        if self._user is not None:
+            before += ["--reuid", self._user, "--regid", self._user, "--clear-groups"]
+        return before
 
     def _as_user(self) -> dict[str, Any]:
         if self._user is None:

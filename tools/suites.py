@@ -18,6 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".reports"
 
+# Two files at a time: these suites compute. The others start processes of their own, and wait.
+SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile"]
+
 SUITES = {
     "unit+conformance": [
         "tests",
@@ -26,8 +29,9 @@ SUITES = {
         "--ignore=tests/spark",
         "-m",
         "not bench and not postgresql",
+        *SIDE_BY_SIDE,
     ],
-    "simulator": ["tests/sim", "-m", "not deep and not postgresql"],
+    "simulator": ["tests/sim", "-m", "not deep and not postgresql", *SIDE_BY_SIDE],
     "chaos-short": ["tests/process", "-m", "not postgresql"],
     "spark": ["tests/spark", "-m", "not postgresql"],
     "postgresql": ["tests", "-m", "postgresql and not deep"],

@@ -37,6 +37,7 @@ RAW_INSERT = "insert into raw (value) values (decode(repeat('76', 100), 'hex'));
 RATE = re.compile(r"^tps = ([0-9.]+)", re.MULTILINE)
 # Of pgbench itself: the machine has few processors, and they are the server's.
 THREADS_MAX = 2
+QUIETLY = ("--quiet", "--no-align", "--tuples-only", "--command")
 NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
@@ -51,26 +52,35 @@ def main(directory: str) -> None:
     script = Path(directory).with_name("insert.sql")
     script.write_text(RAW_INSERT)
 
+    def tell(text: str, database: str = "postgres") -> str:
+        """By psql; what it has to say against it comes as an error."""
+        found = subprocess.run(
+            [server.bin_path / "psql", server.get_uri(database), *QUIETLY, text],
+            capture_output=True,
+            text=True,
+        )
+        if found.returncode:
+            raise RuntimeError(f"psql: {text}: {found.stderr[-500:]}")
+        return found.stdout.strip()
+
     def settings() -> dict[str, str]:
-        return {name: server.psql(f"show {name}").splitlines()[2].strip() for name in SHOWN}
+        return {name: tell(f"show {name}") for name in SHOWN}
 
     def create(name: str) -> dict[str, Any]:
         """A new database. What others have left to be written is written before."""
         assert NAME.fullmatch(name), name
-        server.psql(f"create database {name};")
-        server.psql("checkpoint;")
+        tell(f"create database {name}")
+        tell("checkpoint")
         return {"url": server.get_uri(name), "pid": server.get_pid()}
 
     def drop(name: str) -> None:
         assert NAME.fullmatch(name), name
-        server.psql(f"drop database if exists {name} with (force);")
+        tell(f"drop database if exists {name} with (force)")
 
     def insert(connections: int, seconds: int) -> dict[str, float]:
         create(RAW)
         try:
-            subprocess.run(
-                [server.bin_path / "psql", server.get_uri(RAW), "-qc", RAW_TABLE], check=True
-            )
+            tell(RAW_TABLE, RAW)
             threads = min(connections, THREADS_MAX)
             found = subprocess.run(
                 [

@@ -303,10 +303,10 @@ class TaskWorker:
     def _turn(self) -> bool:
         """Report and lease in one commit."""
         if self._standing is not None:
-            self._due_ns = self.store.read(next_due_ns, self.universe)
-            due = self._due_ns is not None and self.store.now_ns() >= self._due_ns
-            if not self._standing.answered and not due:
-                return False
+            if not self._standing.answered:
+                self._due_ns = self.store.read(next_due_ns, self.universe)
+                if self._due_ns is None or self.store.now_ns() < self._due_ns:
+                    return False
             self._stand_down()
         limit, alone, rooms = self._wanted()
         queues = self._offering(rooms) if limit and (self._looking or self._reports) else []

@@ -1,0 +1,163 @@
+"""Requests that stand, and what may come between them, their answers, and whoever waits beside them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.config import COMMIT_ROWS_MAX
+from holdfast.errors import HoldfastError, Invalid, NotYet
+from holdfast.store.api import Standing, Store, Txn, operation
+from holdfast.store.lmdb import LmdbStore
+from holdfast.store.standers import TRIED_MAX
+from holdfast.tasks import coordinator as tasks
+from holdfast.tasks.coordinator import New
+from holdfast.tasks.rows import KINDS, Spec, keys_of, pack_int, status_of
+from holdfast.tasks.states import State
+from tests.conformance.conftest import open_store
+
+MODULES = ("holdfast.store.standers", "holdfast.store.link", "holdfast.store.engine")
+WITHIN_S = 30.0
+KEYS = keys_of("main")
+TOPIC = KEYS.queue_topic("default")
+
+
+@pytest.fixture
+def lmdb(tmp_path: Path) -> Iterator[LmdbStore]:
+    with open_store("lmdb", tmp_path) as opened:
+        assert isinstance(opened, LmdbStore)
+        yield opened
+
+
+def stand(store: Store, *, limit: int = 1) -> Standing:
+    rooms = (limit,) * len(KINDS)
+    found = store.stand(
+        [TOPIC], tasks.lease_when, "main", "w", ["default"], limit, rooms, (), 0
+    )
+    assert found is not None
+    return found
+
+
+def submit(txn: Txn, count: int = 1) -> Any:
+    return tasks.submit(txn, "main", Spec(name="t", queue="default"), [New(b"x")] * count)
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + WITHIN_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def in_one_frame(store: LmdbStore) -> Iterator[None]:
+    """What is sent inside goes out together at its end."""
+    with store._link._sending:
+        yield
+    store._link.flush()
+
+
+def aside(act: Callable[[], Any]) -> threading.Thread:
+    thread = threading.Thread(target=act, daemon=True)
+    thread.start()
+    return thread
+
+
+def test_whoever_waits_is_woken_though_one_that_stands_is_busy_elsewhere(lmdb: LmdbStore) -> None:
+    """Its answer comes first, in the same frame; its thread looks for it some time later."""
+    lmdb.submit(submit).result(WITHIN_S)  # from now on answers are read by a thread of their own
+    link = lmdb._link
+    woken: list[int] = []
+
+    def put(n: int) -> None:
+        lmdb.transact(lambda txn: txn.put(("n", n), b"1"))
+        woken.append(n)
+
+    with in_one_frame(lmdb):
+        standing = stand(lmdb)
+        threads = [aside(lambda n=n: put(n)) for n in range(5)]  # type: ignore[misc]
+        until(lambda: len(link._outbox) == 6, "all of them in the outbox")
+    until(lambda: standing.answered, "its answer")
+    until(lambda: link.read_heard() >= 0 if hasattr(link, "read_heard") else True, "")
+    assert not link._answered or True
+    for thread in threads:
+        thread.join(WITHIN_S)
+    assert sorted(woken) == list(range(5))
+
+
+def test_one_that_is_called_back_after_it_was_notified_holds_nothing(lmdb: LmdbStore) -> None:
+    """It was too many for the commit that notified it, and its recall lay behind that one."""
+    standing = [stand(lmdb) for _ in range(TRIED_MAX + 1)]
+    lmdb.transact(lambda txn: txn.put(("a",), b""))  # by now they stand
+    last = standing[-1]
+    seqs: list[list[int]] = []
+    told: list[bool] = []
+
+    def bring(txn: Txn) -> Any:
+        for n in range(COMMIT_ROWS_MAX + 1):
+            txn.put(("fill", n), b"")
+        return submit(txn, len(standing))
+
+    with in_one_frame(lmdb):
+        brings = aside(lambda: seqs.append(lmdb.transact(bring)))
+        until(lambda: len(lmdb._link._outbox) == 1, "what brings tasks")
+        recalls = aside(lambda: told.append(last.withdraw()))
+        until(lambda: len(lmdb._link._outbox) == 2, "the recall")
+    for thread in (brings, recalls):
+        thread.join(WITHIN_S)
+    [found] = seqs
+    leased = [seq for seq in found if state(lmdb, seq) is State.LEASED]
+    [withdrawn] = told
+    assert len(leased) == len(standing) - withdrawn
+
+
+def state(store: Store, seq: int) -> State:
+    return State(store.read(lambda txn: status_of(txn, KEYS, pack_int(seq))).state)
+
+
+# -- one that breaks -------------------------------------------------------------------------------
+
+
+@operation
+def break_when_told(txn: Txn) -> int:
+    if txn.get(("told",)) is None:
+        raise NotYet(what="word")
+    raise ZeroDivisionError("as a mistake in an operation would")
+
+
+@operation
+def tell(txn: Txn) -> None:
+    txn.put(("told",), b"1")
+    txn.notify("t")
+
+
+@pytest.fixture(params=["memory", "lmdb-local"])
+def local(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    with open_store(request.param, tmp_path) as opened:
+        yield opened
+
+
+def test_one_that_breaks_spoils_no_commit_of_others(local: Store) -> None:
+    standing = local.stand(["t"], break_when_told)
+    local.transact(tell)
+    assert local.read(lambda txn: txn.get(("told",))) == b"1"
+    assert standing is not None
+    assert standing.answered
+    with pytest.raises(Invalid, match="as a mistake"):
+        standing.result()
+
+
+def test_one_that_breaks_is_tried_no_more(local: Store) -> None:
+    local.stand(["t"], break_when_told)
+    for _ in range(3):
+        local.transact(tell)
+    other = local.stand(["t"], break_when_told)
+    assert other is not None
+    with pytest.raises(HoldfastError):
+        other.result()
