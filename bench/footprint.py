@@ -198,7 +198,10 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--dir", type=Path, default=ROOT / "build", help="where its own server lives"
     )
-    return parser.parse_args(argv)
+    args = parser.parse_args(argv)
+    if args.store and not args.store.startswith(("postgresql:", "postgres:")):
+        parser.error("it looks into PostgreSQL: give postgresql://…, or nothing")
+    return args
 
 
 if __name__ == "__main__":

@@ -4,11 +4,14 @@ go with the test that made them."""
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
+# Seeds below this are tried on PostgreSQL by `make test`, the others by `make chaos`.
+SEEDS_ON_POSTGRESQL = 2
 
 # A busy machine is no reason to fail: pytest-timeout bounds a test, not hypothesis.
 settings.register_profile("holdfast", deadline=None, print_blob=True)
@@ -19,6 +22,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _on_postgresql(item):
             item.add_marker("postgresql")
+            if (
+                _params(item).get("seed", 0) >= SEEDS_ON_POSTGRESQL
+                and "postgres" in _params(item).values()
+            ):
+                item.add_marker("deep")
         for marker in item.iter_markers("spec"):
             if len(marker.args) != 3 or not all(isinstance(arg, str) for arg in marker.args):
                 raise pytest.UsageError(
@@ -40,7 +48,10 @@ def _on_postgresql(item: pytest.Item) -> bool:
     place = item.path.relative_to(TESTS)
     if place.parts[0] == "chaos" or "on_postgres" in place.parts:
         return True
-    params = item.callspec.params.values() if hasattr(item, "callspec") else ()
     return place.name.startswith("test_postgres") or any(
-        isinstance(param, str) and param.startswith("postgres") for param in params
+        isinstance(param, str) and param.startswith("postgres") for param in _params(item).values()
     )
+
+
+def _params(item: pytest.Item) -> dict[str, Any]:
+    return item.callspec.params if hasattr(item, "callspec") else {}

@@ -2,8 +2,11 @@
 
 import json
 import os
+import shutil
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,14 @@ TINY = Sizes(
     tasks_large=200,
     idle_s=0.3,
 )
+
+
+@pytest.fixture
+def room() -> Iterator[Path]:
+    """A directory that a PostgreSQL, which is another user, may enter: those of pytest are its own."""
+    path = Path(tempfile.mkdtemp(prefix="hf-bench-"))
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture
@@ -249,7 +260,7 @@ def test_our_turn_of_tasks_yields_every_measure(tmp_path: Path) -> None:
 
 @pytest.mark.bench
 @pytest.mark.timeout(300)
-def test_our_turn_on_postgresql_yields_every_measure(tmp_path: Path) -> None:
+def test_our_turn_on_postgresql_yields_every_measure(room: Path) -> None:
     amount = PgAmount(
         Amount(per_key=2, hot=20, latency=5),
         EffectAmount(chain_s=0.1, steps=5, timers=20, spread_s=0.1, lead_s=3.0),
@@ -258,7 +269,7 @@ def test_our_turn_on_postgresql_yields_every_measure(tmp_path: Path) -> None:
         ),
     )
     found: dict[str, float] = {}
-    with serving(tmp_path), HoldfastOnPostgres().turn(tmp_path) as turn:
+    with serving(room), HoldfastOnPostgres().turn(room) as turn:
         for part in POSTGRES.parts:
             found |= getattr(turn, part)(amount)
     assert set(POSTGRES.measures) - {"total"} <= set(found) <= set(POSTGRES.units)
@@ -269,16 +280,23 @@ def test_our_turn_on_postgresql_yields_every_measure(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("what", ["tasks", "queue"])
 def test_churn_tells_each_minute_and_the_ratios(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], what: str
+    room: Path, capsys: pytest.CaptureFixture[str], what: str
 ) -> None:
-    file = tmp_path / "churn.json"
+    file = room / "churn.json"
     options = ["--what", what, "--backlogs", "50,200", "--minutes", "0.03", "--short", "0.03"]
-    assert bench.main(["churn", *options, "--dir", str(tmp_path), "--json", str(file)]) == 0
+    assert bench.main(["churn", *options, "--dir", str(room), "--json", str(file)]) == 0
     document = json.loads(file.read_text())
     assert [one["backlog"] for one in document["minutes"]] == [50, 200]
     assert all(one["rate"] > 0 for one in document["minutes"])
     assert document["backlog 200 / 50"] > 0
     assert "last minute / first" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["churn", "footprint"])
+def test_what_looks_into_postgresql_refuses_another_store(command: str) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main([command, "--store", "./data"])
+    assert ended.value.code == 2
 
 
 def test_churn_compares_minutes_and_backlogs() -> None:
@@ -298,9 +316,9 @@ def test_churn_compares_minutes_and_backlogs() -> None:
 
 @pytest.mark.bench
 @pytest.mark.timeout(300)
-def test_a_footprint_has_a_line_for_each_kind(tmp_path: Path) -> None:
-    file = tmp_path / "footprint.json"
-    options = ["--items", "200", "--dir", str(tmp_path), "--json", str(file)]
+def test_a_footprint_has_a_line_for_each_kind(room: Path) -> None:
+    file = room / "footprint.json"
+    options = ["--items", "200", "--dir", str(room), "--json", str(file)]
     assert bench.main(["footprint", *options]) == 0
     found = json.loads(file.read_text())
     assert [one["name"] for one in found] == list(footprint.BODIES)

@@ -87,8 +87,7 @@ class PgTurn:
         return self._part(WORLDS, "hot", amount.worlds)
 
     def message_latency(self, amount: PgAmount) -> dict[str, float]:
-        found = self._part(WORLDS, "latency", amount.worlds)
-        return {f"message_{name}" if name[0] == "p" else name: ms for name, ms in found.items()}
+        return _of("message", self._part(WORLDS, "latency", amount.worlds))
 
     def chains(self, amount: PgAmount) -> dict[str, float]:
         return self._part(EFFECTS, "chains", amount.effects)
@@ -109,8 +108,7 @@ class PgTurn:
         return self._part(TASKS, "end_to_end", amount.tasks)
 
     def task_latency(self, amount: PgAmount) -> dict[str, float]:
-        found = self._part(TASKS, "latency", amount.tasks)
-        return {f"task_{name}": ms for name, ms in found.items()}
+        return _of("task", self._part(TASKS, "latency", amount.tasks))
 
     def idle(self, amount: PgAmount) -> dict[str, float]:
         return self._part(TASKS, "idle", amount.tasks)
@@ -130,6 +128,11 @@ class PgTurn:
         against = {name: found[name] for name in AGAINST_RAW if name in found}
         found |= {f"{name}_raw": rate / self._inserts[-1] for name, rate in against.items()}
         return found | {"insert_1": fmean(self._inserts)}
+
+
+def _of(what: str, found: dict[str, float]) -> dict[str, float]:
+    """Worlds and tasks both call their latencies p50 and p95."""
+    return {f"{what}_{name}" if name in ("p50", "p95") else name: ms for name, ms in found.items()}
 
 
 # -- ours --------------------------------------------------------------------------------------------

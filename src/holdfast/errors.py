@@ -16,6 +16,8 @@
     ├── Busy                  retry later: nothing is wrong
     │   ├── Held              wait: another holder's lease is live
     │   │   └── AlreadyHeldByOther  another leads this universe; the error says until when
+    │   ├── NotYet            nothing to do so far: the request stands (`store.standers`)
+    │   ├── Withdrawn         whoever sent the request has called it back
     │   ├── Overloaded        wait for the time it names: too much is waiting already
     │   ├── StoreBusy         another process has the store to itself
     │   └── WriterLost        the writer process went away and none came back yet

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from multiprocessing.connection import Connection as Pipe
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,7 +19,8 @@ from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.store.pg import engine as engines
 from holdfast.store.pg import known as knowns
-from holdfast.store.pg import readers
+from holdfast.store.pg import readers, rows
+from holdfast.store.pg.server import Unreachable
 from holdfast.store.postgres import PostgresStore
 from tests.postgres import fresh_url
 
@@ -288,6 +292,174 @@ def test_a_transaction_that_read_a_history_that_is_lost_is_run_again(
 
         store.transact(read_and_write)
         assert seen == [b"2", b"1"]
+
+
+def test_the_batch_that_finds_a_failover_does_not_commit_what_was_read_before(url: str) -> None:
+    with PostgresStore(url) as store:
+        _lose_a_commit(store)
+
+        def copy(txn: Txn) -> None:
+            txn.put(b"copy", txn.get(b"k") or b"")
+
+        store.transact(copy)
+        assert store.read(lambda txn: txn.get(b"copy")) == b"kept"
+
+
+def test_who_only_reads_finds_that_the_server_has_another_history(url: str) -> None:
+    with PostgresStore(url) as store, PostgresStore(url) as other:
+        _lose_a_commit(store)
+        assert store.read(lambda txn: txn.get(b"k")) == b"kept"
+        other.transact(lambda txn: txn.put(b"k", b"new"))
+        assert store.read(lambda txn: txn.get(b"k")) == b"new"
+
+
+def test_a_read_is_not_torn_by_what_another_thread_has_learned(url: str) -> None:
+    with PostgresStore(url) as other:
+        _both(other, b"1")
+        with PostgresStore(url) as one:
+            # Of the two rows one is known there.
+            one.read(lambda txn: txn.get(b"k2"))
+            found = _read_while_another_learns(one, other)
+    assert found[0] == found[1]
+
+
+def _read_while_another_learns(
+    one: PostgresStore, other: PostgresStore
+) -> tuple[bytes | None, bytes | None]:
+    reading, learned, done = threading.Event(), threading.Event(), threading.Event()
+    seen: list[tuple[bytes | None, bytes | None]] = []
+
+    def read(txn: Txn) -> tuple[bytes | None, bytes | None]:
+        reading.set()
+        learned.wait(30)
+        return txn.get(b"k1"), txn.get(b"k2")
+
+    def learn(txn: Txn) -> None:
+        txn.get(b"k1")
+        txn.put(b"other", b"")
+        learned.set()
+        done.wait(30)
+
+    reader = threading.Thread(target=lambda: seen.append(one.read(read)))
+    reader.start()
+    reading.wait(30)
+    _both(other, b"2")
+    learner = threading.Thread(target=lambda: one.transact(learn))
+    learner.start()
+    reader.join(30)
+    done.set()
+    learner.join(30)
+    return seen[0]
+
+
+def test_what_the_committer_reads_does_not_replace_what_is_newer(
+    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    while not one.counters.at_once:
+        one.transact(_grow)
+    with psycopg.connect(one.address, autocommit=True) as server:
+        server.execute("INSERT INTO holdfast_row VALUES ('n', %b)", (bytes(8),))
+    whole = rows.ask
+    once = iter([True])
+
+    def ask(connection: Any, counters: Any, statement: str, *values: Any) -> list[Any]:
+        found = whole(connection, counters, statement, *values)
+        if values == (b"n",) and next(once, False):
+            other.transact(lambda txn: txn.add(b"n", 1))
+            one._asking.refresh()
+        return found
+
+    monkeypatch.setattr(rows, "ask", ask)
+    one.transact(lambda txn: txn.add(b"n", 1))
+    assert next(once, False) is False
+    assert one.read(lambda txn: txn.count(b"n")) == 2
+    one.transact(lambda txn: txn.add(b"n", 1))
+    assert other.read(lambda txn: txn.count(b"n")) == 3
+
+
+def test_the_times_of_commits_only_rise(two: tuple[PostgresStore, PostgresStore]) -> None:
+    one, other = two
+    while not one.counters.at_once:
+        one.transact(_grow)
+    one._engine._offset_ns -= 40_000_000  # an answer that came late: store time is a lower bound
+    other.transact(_grow)
+    one.read(_grown)
+    one.transact(_grow)
+    with psycopg.connect(one.address) as server:
+        times = server.execute("SELECT at_ns FROM holdfast_commit ORDER BY no").fetchall()
+    assert times == sorted(times)
+
+
+@pytest.mark.parametrize("leads", [True, False])
+def test_an_interrupt_while_others_ask_holds_nobody_up(leads: bool) -> None:
+    """The main thread is interrupted in the middle of asking for all, or while another asks for it."""
+    entered, go_on = threading.Event(), threading.Event()
+    calls: list[int] = []
+
+    def serve(wishes: list[Any]) -> None:
+        calls.append(len(wishes))
+        if len(calls) == 1:
+            entered.set()
+            go_on.wait(30)
+
+    together = readers._Together(serve)
+    ended: list[str] = []
+
+    def other() -> None:
+        try:
+            together.want(())
+            ended.append("served")
+        except Unreachable:
+            ended.append("told")
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    def meanwhile() -> None:
+        entered.wait(30)
+        if leads:
+            helper.start()
+        while not together._waiting:
+            pass
+        os.kill(os.getpid(), signal.SIGUSR1)
+
+    helper = threading.Thread(target=other)
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    watcher = threading.Thread(target=meanwhile)
+    try:
+        watcher.start()
+        if not leads:
+            helper.start()
+            entered.wait(30)
+        with pytest.raises(KeyboardInterrupt):
+            together.want(())
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    go_on.set()
+    watcher.join(30)
+    helper.join(30)
+    assert ended == ["served"]
+    together.want(())
+    assert not together._busy
+
+
+def _lose_a_commit(store: PostgresStore) -> None:
+    """Write, and set the server back by one commit, as a standby is that was promoted too early."""
+    store.transact(lambda txn: txn.put(b"k", b"kept"))
+    store.transact(lambda txn: txn.put(b"k", b"lost"))
+    assert store.read(lambda txn: txn.get(b"k")) == b"lost"
+    with psycopg.connect(store.address, autocommit=True) as server:
+        server.execute("DELETE FROM holdfast_commit WHERE no > 1")
+        server.execute("UPDATE holdfast_row SET value = 'kept' WHERE key = 'k'")
+        server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+
+def _both(store: PostgresStore, value: bytes) -> None:
+    store.transact(lambda txn: (txn.put(b"k1", value), txn.put(b"k2", value)))
 
 
 def _move_money(url: str, seed: int, keys_named: int, pipe: Pipe) -> None:

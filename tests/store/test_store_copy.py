@@ -28,6 +28,7 @@ from holdfast.store import copy as copies
 from holdfast.store.api import Store
 from holdfast.store.copy import Copied, CopyDiffers, Phase, SameStore, TargetTaken
 from holdfast.store.engine import guard_schema
+from holdfast.store.pg import presence
 from holdfast.store.pg.presence import BeingCopied
 from holdfast.store.places import Place
 from holdfast.store.postgres import PostgresStore
@@ -179,9 +180,7 @@ def test_a_store_that_nobody_wrote_to_is_moved_too(place: Made, kind: str) -> No
 def test_a_page_is_bounded_by_bytes(place: Made, kind: str) -> None:
     url = place(kind)
     size = places.PAGE_BYTES // 4
-    with open_store(url) as store:
-        for n in range(12):
-            store.transact(lambda txn, n=n: txn.put(("big", n), bytes(size)))
+    plant(url, {b"%02d" % n: bytes(size) for n in range(12)})
     opened = places.source(url, patience_s=PATIENCE_S)
     try:
         pages = [len(page) for page in opened.pages(b"")]
@@ -223,6 +222,22 @@ def test_a_client_that_was_cut_off_cannot_commit_into_a_store_that_moved_meanwhi
         move(source, target)
         with pytest.raises(StoreMoved):
             client.transact(now)
+
+
+def test_a_client_that_nobody_knew_of_cannot_commit_into_a_store_that_moved_meanwhile(
+    place: Made, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One of a release that does not say that it is there, and has not been cut off either."""
+    source, target = place("postgres"), place("lmdb")
+    fill(source)
+    monkeypatch.setattr(presence, "attend", lambda connection, lock: None)
+    with PostgresStore(source) as client:
+        client.transact(now)
+        move(source, target)
+        before = rows_of(source)
+        with pytest.raises(StoreMoved):
+            client.transact(now)
+    assert rows_of(source) == before
 
 
 @each_pair

@@ -86,7 +86,9 @@ def existing(args: argparse.Namespace) -> Iterator[Store]:
     """Open the store, which must exist."""
     url = url_of(args)
     if scheme_of(url) == "memory":
-        raise Invalid(what="store", why="a store in memory is gone with its process", scheme="memory")
+        raise Invalid(
+            what="store", why="a store in memory is gone with its process", scheme="memory"
+        )
     if is_embedded(url) and not (directory_of(url) / "data.mdb").exists():
         raise NoStore(what="store", url=url)
     try:

@@ -188,6 +188,8 @@ class Engine:
         stays: list[Request] = []
         stood: list[tuple[Request, Answer]] = []
         tried: list[Request] = []
+        trying: Request | None = None
+        called_back: list[Request] = []
         try:
             for request in requests:
                 name = (request.client, request.no)
@@ -197,7 +199,10 @@ class Engine:
                     continue
                 if request.when or request.withdrawn:
                     # What came by an earlier connection stands no more, if it still did.
-                    stood_here = self.standers.remove(name) or _take_out(stays, name)
+                    former = self.standers.remove(name)
+                    if former is not None:
+                        called_back.append(former)
+                    stood_here = _take_out(stays, name) or former is not None
                     if request.withdrawn and stood_here:
                         answers.append(Answer(request.no, to_wire(Withdrawn(txn_no=request.no))))
                         continue
@@ -224,6 +229,7 @@ class Engine:
                 # Those that came in this batch, perhaps before what they wait for, are tried again.
                 tried = (self.standers.of(topics) + waiting_for(stays, topics))[:TRIED_MAX]
                 for request in tried:
+                    trying = request
                     try:
                         answer = self._apply(txn, request, written, now_ns, commit_no)
                     except NotYet:
@@ -235,6 +241,7 @@ class Engine:
                         kept.append(keepable(answer))
                         topics.update(request.topics)
                     stood.append((request, answer))
+                trying = None
                 topics.update(written.topics)
             row = codec.pack([commit_no, txn.id, now_ns, [client for client, _ in done], kept])
             slot = _outcome_key(commit_no)
@@ -243,11 +250,16 @@ class Engine:
             txn.abort()
             if isinstance(error, _Unwritable) and isinstance(error.error, StoreError):
                 raise error.error from None
-            if len(requests) > 1:
-                return None
+            self._stand(called_back)
             refused = self._backend.typed(error) or Invalid(
                 what="transaction", why=f"{type(error).__name__}: {error}"
             )
+            if trying is not None and self.standers.remove((trying.client, trying.no)) is not None:
+                # It stood here, and is no fault of theirs: all of it once more, without it.
+                self.stood.append((trying, Answer(trying.no, to_wire(refused))))
+                return self._try(requests)
+            if len(requests) > 1:
+                return None
             return [Answer(requests[0].no, to_wire(refused))]
         txn.commit()
         self._stale_rows = []

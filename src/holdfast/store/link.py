@@ -332,7 +332,10 @@ class Link:
 
     def _finish(self, call: Call, answer: Answer) -> None:
         call.answer = answer
-        if call.callback is None:
+        if call.stands:
+            # Nobody knows when its thread comes by: the others are not to wait for that.
+            call.wake()
+        elif call.callback is None:
             self._answered.append(call)
         else:
             call.callback(answer)
@@ -419,9 +422,15 @@ class Link:
                     self._read(timeout)
                 finally:
                     self._reading.release()
+                    # First, or else it might be passed on to this one.
+                    self._rise(topics, sleeper)
                     self._pass_on()
             else:
                 sleeper.acquire(timeout=min(timeout, _LOOK_S))
+        self._rise(topics, sleeper)
+
+    def _rise(self, topics: Sequence[str], sleeper: threading.Lock) -> None:
+        """Sleep no longer."""
         for topic in topics:
             with contextlib.suppress(KeyError, ValueError):
                 self._sleepers[topic].remove(sleeper)

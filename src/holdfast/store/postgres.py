@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from holdfast.clock import SYSTEM, Clock, S
+from holdfast.clock import SYSTEM, Clock
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, TRANSACT_TRIES_MAX
 from holdfast.errors import Conflict, HoldfastError, Invalid, StoreClosed, StoreForked, to_wire
 from holdfast.store.api import settled
@@ -212,7 +212,8 @@ class PostgresStore:
             for _ in range(TRIES_ON_VIEW):
                 self._refresh()
                 ran = self._on_view(fn, args, kwargs)
-                if ran.view.asked:
+                if ran.view.asked or not self._engine.known.settled:
+                    # It may have seen more than is known of.
                     self._refresh()
                 if self._holds(ran):
                     return ran.ended()
@@ -248,7 +249,7 @@ class PostgresStore:
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ClientTxn, Any]:
         """Run on a snapshot, and again while the server is away."""
-        until_ns = self._clock.mono_ns() + int(READER_S * S)
+        began_ns = self._clock.mono_ns()
         while True:
             self._check()
             history = self._engine.history
@@ -268,7 +269,7 @@ class PostgresStore:
                 error = raised
             finally:
                 snapshot.close()
-            if self._clock.mono_ns() >= until_ns:
+            if self._engine.away.over(began_ns, READER_S):
                 raise self._engine.away.told(error)
             self._clock.sleep(PAUSE_S)
 
@@ -294,7 +295,7 @@ class PostgresStore:
                 batch = self._take()
             requests = [request for request, _, _ in batch]
             try:
-                answers = self._engine.commit(requests)
+                answers = self._engine.commit(requests, [history for _, history, _ in batch])
             except HoldfastError as error:
                 answers = [Answer(request.no, to_wire(error)) for request in requests]
             except Exception as error:
@@ -315,11 +316,7 @@ class PostgresStore:
             size += sum(map(len, puts.values()))
             if batch and (rows > COMMIT_ROWS_MAX or size > COMMIT_BYTES_MAX):
                 break
-            request, history, finish = self._work.popleft()
-            if history != self._engine.history and (request.reads or request.ranges):
-                # What it read is of a history that is no more: no number says what has changed since.
-                request.snapshot = -1
-            batch.append((request, history, finish))
+            batch.append(self._work.popleft())
         return batch
 
     def _submit(

@@ -41,18 +41,18 @@ class Standers:
         for topic in request.when:
             self._topics.setdefault(topic, set()).add(name)
 
-    def remove(self, name: Name) -> bool:
-        """Whether it stood here."""
+    def remove(self, name: Name) -> Request | None:
+        """What stood here under this name."""
         request = self._requests.pop(name, None)
         if request is None:
-            return False
+            return None
         for topic in request.when:
             names = self._topics.get(topic)
             if names is not None:
                 names.discard(name)
                 if not names:
                     del self._topics[topic]
-        return True
+        return request
 
     def of(self, topics: Collection[str]) -> list[Request]:
         """Those that wait for one of these, first come first."""

@@ -169,9 +169,11 @@ class Writer:
                 connection = came.get((request.client, request.no)) or self._step_down(request)
                 connection.answers.append(answer)
                 touched.add(connection)
-            for request in self._engine.late:
-                connection = came.get((request.client, request.no)) or self._step_down(request)
-                self._work.append((connection, request))
+            # Before what came meanwhile: it may be that one of them is called back there.
+            self._work[:0] = [
+                (came.get((request.client, request.no)) or self._step_down(request), request)
+                for request in self._engine.late
+            ]
         for connection in touched:
             if connection in self._connections:
                 self._reply(connection)

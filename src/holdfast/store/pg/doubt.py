@@ -10,9 +10,8 @@ that it stays, so the record is written once more: that is answered only when th
 
 from __future__ import annotations
 
-from typing import Any
-
 from holdfast.errors import CommitUnknown, HoldfastError
+from holdfast.store.engine import Answer
 from holdfast.store.pg.wire import Connection, Counters, ask_all
 
 _ENTER = "SELECT holdfast_enter(%b::bigint)"
@@ -25,7 +24,9 @@ _VOID = "INSERT INTO holdfast_commit VALUES (%b, %b, %b, '{}')"
 class InDoubt(Exception):
     """The connection was lost while a commit was under way."""
 
-    def __init__(self, commit_no: int, client: bytes, answers: Any, error: HoldfastError) -> None:
+    def __init__(
+        self, commit_no: int, client: bytes, answers: list[Answer], error: HoldfastError
+    ) -> None:
         super().__init__(str(error))
         self.commit_no = commit_no
         self.client = client

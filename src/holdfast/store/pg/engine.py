@@ -21,14 +21,12 @@ from typing import Any
 
 import psycopg
 
-from holdfast.clock import S
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreReadOnly, to_wire
 from holdfast.store.engine import Answer, Request
 from holdfast.store.pg import doubt, server
 from holdfast.store.pg.batch import Batch
 from holdfast.store.pg.doubt import InDoubt
 from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE
-from holdfast.store.pg.migrations import LATE
 from holdfast.store.pg.rows import PgTxn, Reads
 from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.session import LAST, Session
@@ -66,10 +64,15 @@ class PgEngine(Session):
         super().__init__(*args, **kwargs)
         self._client = self._clock.entropy(8)
 
-    def commit(self, requests: Sequence[Request]) -> list[Answer]:
-        """Apply a batch in one durable commit, whatever happens to the connection meanwhile."""
+    def commit(
+        self, requests: Sequence[Request], histories: Sequence[int] | None = None
+    ) -> list[Answer]:
+        """Apply a batch in one durable commit, whatever happens to the connection meanwhile.
+
+        `histories` says by which history's numbers each has noted what it read.
+        """
         self._refuse_replaced()
-        until_ns = self._clock.mono_ns() + int(AWAY_S * S)
+        began_ns = self._clock.mono_ns()
         doubted: InDoubt | None = None
         while True:
             try:
@@ -79,10 +82,11 @@ class PgEngine(Session):
                     if answers is not None:
                         return answers
                     doubted = None
-                return self._try(connection, requests)
+                return self._try(connection, requests, histories)
             except _Broken:
                 # A request broke the batch in a way it should not. One by one, only that one fails.
-                return [self._by_itself(request) for request in requests]
+                known = histories or [self.history] * len(requests)
+                return [self._by_itself(*one) for one in zip(requests, known, strict=True)]
             except _Forestalled:
                 self.counters.forestalled += 1
                 self._alone = 0
@@ -93,29 +97,42 @@ class PgEngine(Session):
                 error = away
             self._disconnect()
             self.counters.retries += 1
-            if self.leaving or self._clock.mono_ns() >= until_ns:
+            if self.leaving or self.away.over(began_ns, AWAY_S):
                 if doubted is not None:
                     raise CommitUnknown(why=str(error), **self.away.fields())
                 raise self.away.told(error)
             self._clock.sleep(PAUSE_S)
 
-    def _by_itself(self, request: Request) -> Answer:
+    def _by_itself(self, request: Request, history: int) -> Answer:
         """One of a broken batch. Those before it are durable, so its failure is its own."""
         try:
-            [answer] = self.commit([request])
+            [answer] = self.commit([request], [history])
         except HoldfastError as error:
             answer = Answer(request.no, to_wire(error))
         return answer
 
-    def _try(self, connection: Connection, requests: Sequence[Request]) -> list[Answer]:
+    def _outdate(self, requests: Sequence[Request], histories: Sequence[int]) -> None:
+        for request, history in zip(requests, histories, strict=True):
+            if history != self.history and (request.reads or request.ranges):
+                # What it read is of a history that is no more: no number says what has changed since.
+                request.snapshot = -1
+
+    def _try(
+        self,
+        connection: Connection,
+        requests: Sequence[Request],
+        histories: Sequence[int] | None,
+    ) -> list[Answer]:
         at_once = self._alone >= ALONE_AFTER
         try:
             if not at_once:
                 self._enter(connection)
+            if histories is not None:
+                self._outdate(requests, histories)
             # Noted before anything is read: somebody else may hear of commits meanwhile.
             commit_no = self.commit_no + 1
             now_ns = self._tick()
-            reads = Reads(connection, self.known.cache, self.counters)
+            reads = Reads(connection, self.known, self.counters)
             txn = PgTxn(reads, self.known.cache, commit_no)
             batch = Batch(txn, reads, self.known, now_ns, self.generation)
             answers = batch.apply(requests)
@@ -149,19 +166,19 @@ class PgEngine(Session):
 
     def _enter(self, connection: Connection) -> None:
         """Take the lock, learn what others have committed, and the time."""
-        since, asked_ns = self.commit_no, self._clock.boot_ns()
+        at, asked_ns = self.known.asking(), self._clock.boot_ns()
         _, [(micros,)], commits, changed = ask_all(
             connection,
             self.counters,
             [
                 ("BEGIN", ()),
                 (_ENTER, (self._lock,)),
-                (SINCE, (since,)),
-                (CHANGED, (since, since + REFRESHED_MAX)),
+                (SINCE, (at.no,)),
+                (CHANGED, (at.no, at.no + REFRESHED_MAX)),
             ],
         )
-        self._alone = 0 if commits else self._alone + 1
-        self._catch_up(connection, since, commits, changed, latest=True)
+        self._alone = 0 if len(commits) > (at.no > 0) else self._alone + 1
+        self._catch_up(connection, at, commits, changed, latest=True)
         self._hear(int(micros), asked_ns)
 
     def _leave(self, connection: Connection, base_no: int, at_once: bool) -> None:
@@ -201,8 +218,6 @@ class PgEngine(Session):
         try:
             micros = self._send(connection, values, at_once)
         except psycopg.Error as error:
-            if at_once and error.sqlstate in (LATE, "23505"):
-                raise _Forestalled from None
             refused = self._lost(error)
             if not isinstance(refused, Unreachable):
                 # The server said no to a statement, so it did not commit.
@@ -213,6 +228,8 @@ class PgEngine(Session):
     def _send(self, connection: Connection, values: Sequence[Any], at_once: bool) -> int:
         if at_once:
             [(micros,)] = ask(connection, self.counters, _APPLY, *values)
+            if micros is None:
+                raise _Forestalled
         else:
             asked = [(_APPLY, values), ("COMMIT", ())]
             [(micros,)], _ = ask_all(connection, self.counters, asked)

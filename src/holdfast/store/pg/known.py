@@ -9,8 +9,8 @@ Threads share it; every method takes the lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 from holdfast.errors import Conflict
 from holdfast.store import schema
@@ -24,7 +24,8 @@ SINCE_MAX = 2_000
 REFRESHED_MAX = 200
 REFRESHED_KEYS_MAX = 2_000
 
-SINCE = f"SELECT no, at_ns, keys FROM holdfast_commit WHERE no > %b ORDER BY no LIMIT {SINCE_MAX}"
+# With the last one that is known: it must be the one that it was.
+SINCE = f"SELECT no, at_ns, keys FROM holdfast_commit WHERE no >= %b ORDER BY no LIMIT {SINCE_MAX}"
 # One lookup for each key: no plan goes through all rows.
 CHANGED = f"""
     SELECT k, CASE WHEN octet_length(v) <= {VALUE_BYTES_MAX} THEN v END, v IS NOT NULL FROM (
@@ -36,7 +37,16 @@ CHANGED = f"""
 
 
 class Gap(Exception):
-    """Commits were forgotten before they were heard of, or there were too many."""
+    """The last commit that is known is not there: it was forgotten, or the server has another history; or
+    there are too many after it."""
+
+
+class Asked(NamedTuple):
+    """Where somebody was who asked what has been committed since."""
+
+    no: int
+    at_ns: int
+    taught: int
 
 
 class Known:
@@ -46,6 +56,10 @@ class Known:
         # The time of the last commit.
         self.at_ns = 0
         self._ring = Ring(0)
+        # How often rows were taken in that may be newer than `commit_no`, and how many of these times lie
+        # before what was last heard of others' commits.
+        self._taught = 0
+        self._settled = 0
 
     def start_from(self, no: int, at_ns: int) -> None:
         """Of what was committed up to here nothing is known."""
@@ -67,18 +81,33 @@ class Known:
             self._ring.add(written)
             self.commit_no, self.at_ns = written.id, at_ns
 
+    def asking(self) -> Asked:
+        with self.cache.lock:
+            return Asked(self.commit_no, self.at_ns, self._taught)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing here is newer than `commit_no`."""
+        return self._settled == self._taught
+
     def catch_up(
-        self, since: int, commits: Sequence[Any], changed: Iterable[Any], *, latest: bool
+        self, asked: Asked, commits: Sequence[Any], changed: Sequence[Any], *, latest: bool
     ) -> bool:
-        """Take in what the server said of commits after `since`; True: the store itself was changed.
+        """Take in what the server said of commits from `asked` on; True: the store itself was changed.
 
         `latest`: nobody can have committed after it was asked.
         """
+        since = asked.no
         with self.cache.lock:
+            if since:
+                if not commits or tuple(commits[0][:2]) != (since, asked.at_ns):
+                    raise Gap
+                commits = commits[1:]
+            if len(commits) >= SINCE_MAX - 1 or (commits and commits[0][0] != since + 1):
+                raise Gap
+            self._settled = max(self._settled, self._taught if latest else asked.taught)
             if not commits or commits[-1][0] <= self.commit_no:
                 return False
-            if len(commits) >= SINCE_MAX or commits[0][0] != since + 1:
-                raise Gap
             fresh = latest or since == self.commit_no
             again = False
             for no, _, keys in commits:
@@ -101,6 +130,8 @@ class Known:
                     (key, value if value is not None or not there else LARGE)
                     for key, value, there in changed
                 )
+                # They were asked for a moment later than the commits.
+                self._taught += not latest
             # Last of all: whoever reads the number reads rows that are not older (see `view`).
             self.commit_no, self.at_ns = commits[-1][:2]
             return again
@@ -124,9 +155,11 @@ class Known:
         with self.cache.lock:
             unchanged = self._ring.unchanged(rows, since)
             self.cache.keep([(key, rows[key]) for key in unchanged])
+            self._taught += 1
 
     def teach_range(self, since: int, lo: bytes, hi: bytes, rows: Sequence[Row]) -> None:
         """All rows of a range, in order, read after commit `since` was known."""
         with self.cache.lock:
             if self._ring.untouched(lo, hi, since):
                 self.cache.learn(lo, hi, rows)
+                self._taught += 1

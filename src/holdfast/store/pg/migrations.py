@@ -10,7 +10,7 @@ Bytes compare as unsigned in a `bytea` index, which is the order of our keys.
 
 A commit is one statement: `holdfast_apply` takes the lock, records the commit, writes the rows, notifies. The
 record is what makes it safe to send it without having asked before: if others have committed meanwhile, its
-number is taken, and nothing of it happens. `holdfast_enter` takes the lock and stays in the transaction.
+number is taken, nothing of it happens, and the answer is null. `holdfast_enter` takes the lock and stays in the transaction.
 
 Migrations are numbered, applied in order under a lock of their own, and never changed once released. A
 process of an older release goes on after a migration, so what it uses must stay.
@@ -22,9 +22,6 @@ from typing import LiteralString
 
 from holdfast.errors import NotFound, SchemaMismatch
 from holdfast.store.pg.wire import Connection
-
-# The condition that `holdfast_apply` raises when it comes too late for the time it was made with.
-LATE = "HF001"
 
 _V1: tuple[LiteralString, ...] = (
     """
@@ -59,8 +56,10 @@ _V1: tuple[LiteralString, ...] = (
     BEGIN
         PERFORM pg_advisory_xact_lock(lock);
         now_us := (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
-        IF until_us > 0 AND now_us > until_us THEN
-            RAISE EXCEPTION 'the commit comes too late' USING ERRCODE = 'HF001';
+        -- Others were first, or it comes too late for the time it was made with. No error: it is usual.
+        IF until_us > 0 AND now_us > until_us
+           OR number - 1 <> coalesce((SELECT max(no) FROM holdfast_commit), 0) THEN
+            RETURN NULL;
         END IF;
         INSERT INTO holdfast_commit VALUES
             (number, at_ns, client, CASE WHEN named THEN put_keys || gone END);
@@ -81,6 +80,8 @@ _V1: tuple[LiteralString, ...] = (
     END $$
     """,
 )
+
+_THERE = "SELECT EXISTS (SELECT FROM pg_class WHERE relname = 'holdfast_schema' AND pg_table_is_visible(oid))"
 
 MIGRATIONS: tuple[tuple[LiteralString, ...], ...] = (_V1,)
 VERSION = len(MIGRATIONS)
@@ -112,7 +113,9 @@ def migrate(connection: Connection, *, bootstrap: bool) -> None:
 
 
 def _version(connection: Connection) -> int | None:
-    row = connection.execute("SELECT to_regclass('holdfast_schema') IS NOT NULL").fetchone()
+    # Not by to_regclass: a session that has looked before remembers that there was none, also when it has
+    # waited in its transaction for another that made it.
+    row = connection.execute(_THERE).fetchone()
     if row is None or not row[0]:
         return None
     row = connection.execute("SELECT version FROM holdfast_schema").fetchone()

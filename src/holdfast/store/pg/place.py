@@ -9,9 +9,11 @@ constraint that no further record of a commit fulfils, for those who have had it
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
+import psycopg
 from psycopg import sql
 
 from holdfast import codec
@@ -160,6 +162,10 @@ class PgPlace:
             self._connection.execute(statement)
 
     def close(self) -> None:
+        # The server notices the end of a session when it gets to it; whoever opens the store now should
+        # not find it held.
+        with contextlib.suppress(psycopg.Error):
+            self._connection.execute("SELECT pg_advisory_unlock_all()")
         self._connection.close()
 
     # -- inside ----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def _probed(connection: Connection, conninfo: str) -> bool:
     connection.execute(_SET, (mark,), prepare=False)
     if _seen(connection) != mark:
         return True
-    with psycopg.connect(conninfo, autocommit=True, prepare_threshold=None) as other:
+    with Connection.connect(conninfo, autocommit=True, prepare_threshold=None) as other:
         # Inside a transaction it keeps the session that it got.
         with other.transaction():
             if _seen(other) == mark:

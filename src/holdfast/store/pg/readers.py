@@ -16,11 +16,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import psycopg
+from psycopg.generators import fetch
 from psycopg.pq import ExecStatus
 
 from holdfast.errors import StoreClosed
 from holdfast.store.api import Row
 from holdfast.store.pg import server
+from holdfast.store.pg.known import Gap
 from holdfast.store.pg.rows import GET_MANY, SCAN, SCAN_BACK
 from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.wire import Arrays, Connection
@@ -55,7 +57,9 @@ class Readers:
                     return connection
                 connection.close()
             with self._away:
-                return server.connect(self._conninfo)
+                connection = server.connect(self._conninfo)
+            connection.patience_s = server.READ_PATIENCE_S
+            return connection
         except BaseException:
             self._free.release()
             raise
@@ -165,8 +169,8 @@ SEEN_MAX = 1_000
 class Asking:
     """Rows as they are, each for itself; for threads that find out otherwise whether they fit together."""
 
-    def __init__(self, readers: Readers, hear: Callable[[Connection], None]) -> None:
-        """`hear` takes in what others have committed."""
+    def __init__(self, readers: Readers, hear: Callable[[Connection, bool], None]) -> None:
+        """`hear` takes in what others have committed (`Session.refresh`)."""
         self._readers = readers
         self._hear = hear
         self._gets = _Together(self._get_all)
@@ -189,18 +193,25 @@ class Asking:
             wish.found = {key: rows.get(key) for key in wish.keys}
 
     def _refresh(self, wishes: list[_Wish]) -> None:
-        with self._readers.lent() as connection:
-            self._hear(connection)
+        try:
+            with self._readers.lent() as connection:
+                self._hear(connection, False)
+        except Gap:
+            # It is closed now, and all others are.
+            with self._readers.lent() as connection:
+                self._hear(connection, True)
 
 
 class _Wish:
-    __slots__ = ("done", "error", "found", "gate", "keys")
+    __slots__ = ("done", "error", "found", "gate", "keys", "leads")
 
     def __init__(self, keys: Sequence[bytes]) -> None:
         self.keys = keys
         self.found: dict[bytes, bytes | None] = {}
         self.error: Exception | None = None
         self.done = False
+        # Whether it is this one's turn to serve those that wait.
+        self.leads = False
         self.gate = threading.Semaphore(0)
 
 
@@ -215,35 +226,50 @@ class _Together:
 
     def want(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
         wish = _Wish(keys)
-        with self._lock:
-            self._waiting.append(wish)
-            leads, self._busy = not self._busy, True
-        if not leads:
-            wish.gate.acquire()
-        if not wish.done:
-            self._lead()
+        try:
+            with self._lock:
+                self._waiting.append(wish)
+                wish.leads, self._busy = not self._busy, True
+            if not wish.leads:
+                wish.gate.acquire()
+            if not wish.done:
+                self._lead()
+        finally:
+            # An interrupt may come anywhere: nobody else must wait for this one.
+            with self._lock:
+                if wish in self._waiting:
+                    self._waiting.remove(wish)
+                if wish.leads:
+                    wish.leads = False
+                    self._hand_on()
         if wish.error is not None:
             raise wish.error
         return wish.found
 
     def _lead(self) -> None:
-        """Serve all that wait now; then the first of those who came meanwhile leads."""
+        """Serve all that wait now."""
         with self._lock:
             wishes, self._waiting = self._waiting, []
+        served: Exception | None = Unreachable(why="whoever asked for others was interrupted")
         try:
             self._serve(wishes)
+            served = None
         except Exception as error:
-            for wish in wishes:
-                wish.error = error
+            served = error
         finally:
             with self._lock:
                 for wish in wishes:
+                    wish.error = served
                     wish.done = True
                     wish.gate.release()
-                if self._waiting:
-                    self._waiting[0].gate.release()
-                else:
-                    self._busy = False
+
+    def _hand_on(self) -> None:
+        """The first of those who came meanwhile leads."""
+        if self._waiting:
+            self._waiting[0].leads = True
+            self._waiting[0].gate.release()
+        else:
+            self._busy = False
 
 
 def _ended(connection: Connection) -> bool:
@@ -251,7 +277,8 @@ def _ended(connection: Connection) -> bool:
     if connection.closed:
         return False
     try:
-        while (result := connection.pgconn.get_result()) is not None:
+        # Not by `get_result`: it would wait without letting go of the interpreter.
+        while (result := connection.wait(fetch(connection.pgconn))) is not None:
             if result.status != ExecStatus.COMMAND_OK:
                 return False
     except psycopg.Error:

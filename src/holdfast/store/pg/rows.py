@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.store import tuples
 from holdfast.store.api import Row
 from holdfast.store.pg.cache import Cache
+from holdfast.store.pg.known import Known
 from holdfast.store.pg.wire import Arrays, Asked, Connection, Counters, ask, ask_all
 
 # A scan asks for so many times what is wanted, and some; never for more than the latter beyond it.
@@ -48,9 +49,10 @@ class Miss(BaseException):
 class Reads:
     """Asks the server for what the cache does not know, and tells it to the cache."""
 
-    def __init__(self, connection: Connection, cache: Cache, counters: Counters) -> None:
+    def __init__(self, connection: Connection, known: Known, counters: Counters) -> None:
         self._connection = connection
-        self._cache = cache
+        self._known = known
+        self._cache = known.cache
         self._counters = counters
         # Whether what is not known is raised as a Miss, so that it is asked for together with others.
         self.gathering = False
@@ -59,9 +61,10 @@ class Reads:
         if self.gathering:
             raise Miss([key])
         self._counters.misses += 1
+        since = self._known.commit_no
         rows = ask(self._connection, self._counters, GET, key)
         value: bytes | None = rows[0][0] if rows else None
-        self._cache.keep([(key, value)])
+        self._known.teach(since, {key: value})
         return value
 
     def fetch(self, keys: Sequence[bytes], ranges: Sequence[Range] = ()) -> None:
@@ -69,7 +72,9 @@ class Reads:
         if self.gathering:
             raise Miss(keys, ranges)
         self._counters.misses += 1
-        wider = [widened(self._cache, *one) for one in ranges]
+        since = self._known.commit_no
+        with self._cache.lock:
+            wider = [widened(self._cache, *one) for one in ranges]
         asked: list[Asked] = []
         if keys:
             asked.append((GET_MANY, (Arrays(keys),)))
@@ -78,19 +83,21 @@ class Reads:
         if keys:
             rows: dict[bytes, bytes | None] = dict.fromkeys(keys)
             rows.update(found.pop(0))
-            self._cache.keep(rows.items())
+            self._known.teach(since, rows)
         for one, page in zip(wider, found, strict=True):
-            self._cache.learn(*covered(one, page))
+            self._known.teach_range(since, *covered(one, page))
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
         if lo >= hi:
             return []
-        rows = self._cache.scan(lo, hi, limit, reverse)
-        if rows is None:
-            self.fetch((), [(lo, hi, limit, reverse)])
+        with self._cache.lock:
             rows = self._cache.scan(lo, hi, limit, reverse)
         if rows is None:
-            # Too large to be kept.
+            self.fetch((), [(lo, hi, limit, reverse)])
+            with self._cache.lock:
+                rows = self._cache.scan(lo, hi, limit, reverse)
+        if rows is None:
+            # Too large to be kept, or written by others meanwhile.
             statement = SCAN_BACK if reverse else SCAN
             rows = ask(self._connection, self._counters, statement, lo, hi, limit)
         return rows

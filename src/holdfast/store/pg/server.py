@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from holdfast.clock import Clock
+from holdfast.clock import Clock, S
 from holdfast.errors import (
     BadUrl,
     Busy,
@@ -22,13 +22,18 @@ from holdfast.errors import (
     StoreMoved,
     StoreReadOnly,
 )
+from holdfast.store.pg import patience
 from holdfast.store.pg.wire import Connection
 from holdfast.store.urls import HIDDEN, shown
 
 SERVER_MIN = 150000
 CONNECT_S = 10
 STATEMENT_S = 60
-LOCK_S = 30
+LOCK_S = 15
+# How long a commit may take to be answered: longer than it may wait for its lock.
+COMMIT_PATIENCE_S = LOCK_S + 5.0
+# Reads wait for no lock, and take what one page takes.
+READ_PATIENCE_S = 15.0
 # A client that vanished in mid-transaction holds the lock of the commit no longer than this.
 IDLE_S = 3
 # One that only reads holds nobody up, but keeps the server from clearing up behind it.
@@ -109,6 +114,7 @@ _DEFAULTS: dict[str, Any] = {
 def connect(conninfo: str) -> Connection:
     with typed(conninfo):
         connection = Connection.connect(conninfo, autocommit=True, prepare_threshold=0)
+    patience.watch(connection)
     if connection.info.server_version < SERVER_MIN:
         found = connection.info.server_version
         connection.close()
@@ -168,6 +174,7 @@ class Away:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self.since_ns = 0
+        self._mono_ns = 0
 
     def __enter__(self) -> None:
         return
@@ -175,8 +182,13 @@ class Away:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.since_ns = 0
-        elif issubclass(kind, Unreachable):
-            self.since_ns = self.since_ns or self._clock.wall_ns()
+        elif issubclass(kind, Unreachable) and not self.since_ns:
+            self.since_ns, self._mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
+
+    def over(self, began_ns: int, seconds: float) -> bool:
+        """Whether that many seconds are over since it is away, or else since somebody began."""
+        since_ns = self._mono_ns if self.since_ns else began_ns
+        return self._clock.mono_ns() - since_ns >= int(seconds * S)
 
     def fields(self) -> dict[str, int]:
         return {"since_ns": self.since_ns} if self.since_ns else {}

@@ -18,7 +18,7 @@ from holdfast.errors import StoreReplaced
 from holdfast.store import schema
 from holdfast.store.engine import guard_schema
 from holdfast.store.pg import pooler, presence, server
-from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE, Gap, Known
+from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE, Asked, Gap, Known
 from holdfast.store.pg.migrations import migrate
 from holdfast.store.pg.rows import get
 from holdfast.store.pg.topics import ALL
@@ -71,9 +71,10 @@ class Session:
 
     def now_ns(self) -> int:
         """Store time as far as it is known here."""
+        boot_ns = self._clock.boot_ns()
         if self._anchor is not None:
-            return max(self._anchor.now_ns(self._clock.boot_ns()), self._last_ns)
-        return max(self._clock.boot_ns() + self._offset_ns, self._last_ns)
+            return max(self._anchor.now_ns(boot_ns), self._last_ns)
+        return max(boot_ns + self._offset_ns, self._last_ns, self.known.at_ns)
 
     def _hear(self, micros: int, asked_ns: int) -> None:
         """What the server's clock said, after it was asked at `asked_ns` of ours and before now.
@@ -91,29 +92,50 @@ class Session:
 
     def _tick(self) -> int:
         """The time of the next commit."""
-        self._last_ns = max(self.now_ns(), self._last_ns + 1)
+        self._last_ns = max(self.now_ns(), self._last_ns + 1, self.known.at_ns + 1)
         return self._last_ns
 
     # -- others --------------------------------------------------------------------------------
 
-    def refresh(self, connection: Connection) -> None:
-        """Hear of what others have committed, outside of a commit. For any thread."""
-        since = self.commit_no
-        asked = [(SINCE, (since,)), (CHANGED, (since, since + REFRESHED_MAX))]
+    def refresh(self, connection: Connection, fresh: bool) -> None:
+        """Hear of what others have committed, outside of a commit. For any thread.
+
+        A connection that is not `fresh` may be to a server that is the primary no more: it is not believed
+        that what is known never was.
+        """
+        at = self.known.asking()
+        asked = [(SINCE, (at.no,)), (CHANGED, (at.no, at.no + REFRESHED_MAX))]
         commits, changed = ask_all(connection, Counters(), asked)
-        self._catch_up(connection, since, commits, changed, latest=False)
+        self._catch_up(connection, at, commits, changed, latest=False, believed=fresh)
 
     def _catch_up(
-        self, connection: Connection, since: int, commits: Any, changed: Any, *, latest: bool
+        self,
+        connection: Connection,
+        at: Asked,
+        commits: Any,
+        changed: Any,
+        *,
+        latest: bool,
+        believed: bool = True,
     ) -> None:
         try:
-            again = self.known.catch_up(since, commits, changed, latest=latest)
+            again = self.known.catch_up(at, commits, changed, latest=latest)
         except Gap:
-            [(no, at_ns)] = ask(connection, self.counters, LAST)
-            self.known.start_from(int(no), int(at_ns))
+            if not believed:
+                raise
+            self._start_anew(connection)
             again = True
         if again:
             self._look_again(connection)
+
+    def _start_anew(self, connection: Connection) -> None:
+        """Nothing that was known, or read, holds any more."""
+        [(no, at_ns)] = ask(connection, self.counters, LAST) or [(0, 0)]
+        was = self.commit_no
+        self.history += 1
+        self.known.start_from(int(no), int(at_ns))
+        # Whoever waits for numbers after those that are lost must not wait for ever.
+        self._ring_topics(max(was, self.commit_no) + 1, [ALL])
 
     def _look_again(self, connection: Connection) -> None:
         """The rows about the store itself: it may have been restored, or moved away."""
@@ -149,17 +171,14 @@ class Session:
                 raise
             if self._lock:
                 connection.keep_line()
+            connection.patience_s = server.COMMIT_PATIENCE_S
             self._connection = connection
         return self._connection
 
     def _rejoin(self, connection: Connection) -> None:
-        [(no, at_ns)] = ask(connection, self.counters, LAST) or [(0, 0)]
-        was = self.commit_no
-        if was and ask(connection, self.counters, _AT, was) != [(self.known.at_ns,)]:
-            self.history += 1
-            self.known.start_from(int(no), int(at_ns))
-            # Whoever waits for numbers after those that are lost must not wait for ever.
-            self._ring_topics(max(was, self.commit_no) + 1, [ALL])
+        at = self.known.asking()
+        if at.no and ask(connection, self.counters, _AT, at.no) != [(at.at_ns,)]:
+            self._start_anew(connection)
         self._look_again(connection)
 
     def _disconnect(self) -> None:

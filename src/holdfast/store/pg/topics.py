@@ -110,7 +110,9 @@ class Topics:
                     sleeping.register(connection, select.POLLIN)
                     sleeping.register(self._woken, select.POLLIN)
                     while not self._closed:
-                        sleeping.poll(LISTEN_S * 1000)
+                        if not sleeping.poll(LISTEN_S * 1000):
+                            # Silence may be a network that swallows everything.
+                            connection.execute("SELECT")
                         for notify in connection.notifies(timeout=0):
                             number, *topics = msgspec.json.decode(notify.payload)
                             self.ring(number, topics)

@@ -5,17 +5,36 @@ Arrays of bytes are packed here: by the library it takes five times as long, and
 
 from __future__ import annotations
 
+import contextlib
 import struct
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
+from psycopg.abc import PQGen
 from psycopg.adapt import Dumper
+from psycopg.generators import send
 from psycopg.pq import Format
 from psycopg.types.numeric import Int8
 
+from holdfast.clock import SYSTEM
+
+T = TypeVar("T")
 Asked = tuple[str, Sequence[Any]]
+
+# Longer than any statement may take at the server.
+PATIENCE_S = 65.0
+
+
+class _Line(psycopg.Pipeline):
+    def _sync_gen(self) -> PQGen[None]:
+        self._enqueue_sync()
+        yield from self._communicate_gen()
+        # The library waits for answers here though it may not have sent all: of much data, for ever.
+        yield from send(self.pgconn)
+        yield from self._fetch_gen(flush=False)
 
 
 class Connection(psycopg.Connection[tuple[Any, ...]]):
@@ -23,14 +42,36 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     The library sends a Flush when it leaves pipeline mode. A server that gets one stops counting how long its
     client is idle in a transaction: the lock of a client that vanished would then be held for ever.
+
+    It says since when it is waited for, and how long it may be (`patience`).
     """
 
     line: psycopg.Pipeline | None = None
-    _entered: Any = None
+    asked_ns = 0
+    patience_s = PATIENCE_S
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.ending = threading.Lock()
+
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        with self.awaited():
+            return super().wait(gen, *args, **kwargs)
+
+    @contextlib.contextmanager
+    def awaited(self) -> Iterator[None]:
+        """Around whatever waits for an answer."""
+        self.asked_ns = SYSTEM.mono_ns()
+        try:
+            yield
+        finally:
+            with self.ending:
+                self.asked_ns = 0
 
     def keep_line(self) -> None:
-        self._entered = self.pipeline()
-        self.line = self._entered.__enter__()
+        # Not by `pipeline()`: that leaves it when it is forgotten.
+        self._pipeline = self.line = _Line(self)
+        self.line.__enter__()
 
 
 @dataclass(slots=True)

@@ -1,0 +1,76 @@
+"""A bound on how long an answer may take: a connection that brings none is cut off.
+
+A server that stands still, or a network that swallows what is sent, tells nobody; keep-alives do not help
+where the other side's kernel, or something in between, answers them. The library waits without a bound. So
+one thread of the process looks, every second, at the connections that somebody waits for, and shuts down the
+sockets of those that have taken too long: whoever waits there hears of it at once, as if the server had left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import weakref
+from typing import Protocol
+
+import psycopg
+
+from holdfast.clock import SYSTEM, S
+
+LOOK_S = 1.0
+
+
+class Patient(Protocol):
+    """A connection that says since when it is waited for."""
+
+    # When what is under way was asked for, by the monotonic clock; 0 when nothing is.
+    asked_ns: int
+    # How long an answer may take.
+    patience_s: float
+    # Held while it is cut off, and when an answer is taken: a socket that is gone may be another's.
+    ending: threading.Lock
+
+    def fileno(self) -> int: ...
+
+
+class _Watch:
+    def __init__(self) -> None:
+        self._watched: weakref.WeakSet[Patient] = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._pid = 0
+
+    def add(self, connection: Patient) -> None:
+        with self._lock:
+            self._watched.add(connection)
+            if self._pid != os.getpid():
+                # A thread does not survive a fork.
+                self._pid = os.getpid()
+                threading.Thread(target=self._look, name="holdfast-patience", daemon=True).start()
+
+    def _look(self) -> None:
+        while True:
+            SYSTEM.sleep(LOOK_S)
+            with self._lock:
+                watched = list(self._watched)
+            for connection in watched:
+                self._end_if_late(connection)
+
+    def _end_if_late(self, connection: Patient) -> None:
+        with connection.ending:
+            waited_ns = SYSTEM.mono_ns() - connection.asked_ns
+            if connection.asked_ns and waited_ns > connection.patience_s * S:
+                with (
+                    contextlib.suppress(OSError, psycopg.Error),
+                    socket.socket(fileno=os.dup(connection.fileno())) as other,
+                ):
+                    other.shutdown(socket.SHUT_RDWR)
+
+
+_WATCH = _Watch()
+
+
+def watch(connection: Patient) -> None:
+    """Cut this connection off when an answer takes too long, for as long as there is anybody who has it."""
+    _WATCH.add(connection)
