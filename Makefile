@@ -20,10 +20,13 @@ setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ a
 # Prompts are typed into tmux panes, workers in shell use curl, a pooler stands before a server, and the tests
 # do it for real. Without them, and without the right to install them, everything else works; the tests that
 # need them say how.
-PROGRAMS := tmux curl jq pgbouncer
+PROGRAMS := tmux curl jq
+# A server of its own, so only where tests are run.
+TEST_PROGRAMS := $(PROGRAMS) pgbouncer
 
-.PHONY: system
-system:
+.PHONY: system test-system
+test-system: PROGRAMS := $(TEST_PROGRAMS)
+system test-system:
 	@( PATH="$$PATH:/usr/sbin"; for one in $(PROGRAMS); do command -v $$one || exit 1; done ) >/dev/null 2>&1 || { \
 	    sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
 	    $$sudo apt-get install -y -qq $(PROGRAMS) >/dev/null 2>&1 || \
@@ -40,7 +43,7 @@ $(STAMP): requirements.lock pyproject.toml
 demo: setup  ## see it work, in one command
 	$(BIN)/python -m holdfast.cli demo
 
-test: setup  ## run every suite, with the time of each
+test: setup test-system  ## run every suite, with the time of each
 	$(BIN)/python tools/suites.py
 
 check: setup  ## format, lint, types, layers, generated docs: what CI runs first

@@ -57,6 +57,11 @@ def new_decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
         return msgspec.msgpack.Decoder(kind)
 
 
+def new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    with _making:
+        return msgspec.json.Decoder(kind)
+
+
 def unpack_as(kind: type[T], data: bytes) -> T:
     try:
         return decoder(kind).decode(data)

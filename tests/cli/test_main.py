@@ -52,7 +52,7 @@ def test_an_error_is_one_line_with_its_code_and_what_to_do(run: Run, path: Path)
     assert ran.code == 1
     assert ran.out == ""
     assert ran.error.startswith("not_found: ")
-    assert ran.error.endswith("makes one to look at)")
+    assert ran.error.endswith("one to look at)")
 
 
 def test_the_store_comes_from_the_environment(

@@ -21,6 +21,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast import codec
 from holdfast.adapters import smtp
 from holdfast.adapters.smtp import Server
 from holdfast.clock import SYSTEM, S
@@ -125,7 +126,7 @@ def _mail_of(options: Mail | Mapping[str, Any] | None) -> Mail:
         mail = (
             options
             if isinstance(options, Mail)
-            else msgspec.convert({} if options is None else options, Mail)
+            else codec.convert({} if options is None else options, Mail)
         )
     except msgspec.ValidationError as error:
         raise Invalid(what="options of email.send", why=str(error)) from None

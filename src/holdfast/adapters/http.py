@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from holdfast import __version__
+from holdfast import __version__, codec
 from holdfast.adapters.errors import Answered, BadAnswer, Forbidden, NotInstalled, Unavailable
 from holdfast.adapters.guard import Guard, Reach
 from holdfast.clock import SYSTEM, S
@@ -191,7 +191,7 @@ def options_of(options: Options | Mapping[str, Any] | None) -> Options:
         wanted = (
             options
             if isinstance(options, Options)
-            else msgspec.convert({} if options is None else options, Options)
+            else codec.convert({} if options is None else options, Options)
         )
     except msgspec.ValidationError as error:
         raise Invalid(what="options of http.request", why=str(error)) from None

@@ -193,7 +193,7 @@ def options_of(options: ChatOptions | Mapping[str, Any] | None) -> ChatOptions:
         wanted = (
             options
             if isinstance(options, ChatOptions)
-            else msgspec.convert({} if options is None else options, ChatOptions)
+            else codec.convert({} if options is None else options, ChatOptions)
         )
     except msgspec.ValidationError as error:
         raise Invalid(what="options of llm.chat", why=str(error)) from None

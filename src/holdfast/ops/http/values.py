@@ -35,7 +35,7 @@ class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 def decode(kind: type[T], body: bytes) -> T:
     decoder = _decoders.get(kind)
     if decoder is None:
-        decoder = _decoders[kind] = msgspec.json.Decoder(kind)
+        decoder = _decoders[kind] = codec.new_json_decoder(kind)
     try:
         found: T = decoder.decode(body)
     except msgspec.ValidationError as error:
