@@ -514,3 +514,31 @@ def _grow(txn: Txn) -> object:
 
 def _grown(txn: Txn) -> int:
     return len(txn.scan(b"k", tuples.after(b"k")))
+
+
+def test_threads_that_want_one_key_take_turns_and_none_is_refused(url: str) -> None:
+    refused: list[BaseException] = []
+
+    def work(store: PostgresStore) -> None:
+        try:
+            for _ in range(5):
+                store.transact(_rise)
+        except BaseException as error:
+            refused.append(error)
+
+    with PostgresStore(url) as store:
+        threads = [threading.Thread(target=work, args=(store,)) for _ in range(80)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(100)
+        assert not refused
+        assert store.read(_height) == 400
+
+
+def _rise(txn: Txn) -> None:
+    txn.put(("height",), b"%d" % (_height(txn) + 1))
+
+
+def _height(txn: Txn) -> int:
+    return int(txn.get(("height",)) or b"0")

@@ -19,7 +19,13 @@ MODULES = ("holdfast.store.urls",)
          "postgresql://host/db?user=me&password=…&sslmode=require"),
         ("postgresql:///db?sslpassword=secret", "postgresql:///db?sslpassword=…"),
         ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql:me:secret@host/db", "postgresql:me:…@host/db"),
+        ("postgresql:/me:secret@host/db", "postgresql:/me:…@host/db"),
+        ("postgresql://host/db?pass%77ord=secret", "postgresql://host/db?pass%77ord=…"),
+        ("postgresql://host/db?passwor=secret&host=h", "postgresql://host/db?passwor=…&host=h"),
+        ("mysql://me:secret@host/db", "mysql://me:…@host/db"),
         ("lmdb:./data", "lmdb:./data"),
+        ("lmdb:/a:b@c", "lmdb:/a:b@c"),
     ],
 )  # fmt: skip
 def test_a_url_is_shown_without_its_passwords(url: str, expected: str) -> None:

@@ -19,7 +19,12 @@ from typing import Any, NamedTuple
 import psycopg
 
 from holdfast.clock import SYSTEM, Clock
-from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, TRANSACT_TRIES_MAX
+from holdfast.config import (
+    COMMIT_ROWS_MAX,
+    COMMIT_TXNS_MAX,
+    TRANSACT_TRIES_FREE,
+    TRANSACT_TRIES_MAX,
+)
 from holdfast.errors import Conflict, HoldfastError, Invalid, StoreClosed, StoreForked, to_wire
 from holdfast.store.api import settled
 from holdfast.store.engine import Answer, Request
@@ -66,6 +71,7 @@ class PostgresStore:
         self._aside = Aside()
         self._client = clock.entropy(8)
         self._no = 0
+        self._contended = threading.RLock()
         self._work: deque[tuple[Request, int, Finish]] = deque()
         self._came = threading.Condition()
         self._committer = threading.Thread(
@@ -96,11 +102,25 @@ class PostgresStore:
         return self._engine.now_ns()
 
     def transact(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        for tries in range(TRANSACT_TRIES_MAX):
-            history = self._engine.history
-            txn, result = self._run(fn, args, kwargs, tries)
-            if not txn.writing:
-                return settled(result)
+        for tries in range(TRANSACT_TRIES_FREE):
+            done, result = self._try(fn, args, kwargs, tries)
+            if done:
+                return result
+        # Threads that keep losing to each other take turns: one of them wins each round.
+        with self._contended:
+            for tries in range(TRANSACT_TRIES_FREE, TRANSACT_TRIES_MAX):
+                done, result = self._try(fn, args, kwargs, tries)
+                if done:
+                    return result
+        raise Conflict(tries=TRANSACT_TRIES_MAX, why="others always committed first")
+
+    def _try(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], tries: int
+    ) -> tuple[bool, Any]:
+        """Whether it came through, and what it returned."""
+        history = self._engine.history
+        txn, result = self._run(fn, args, kwargs, tries)
+        if txn.writing:
             gate = threading.Lock()
             gate.acquire()
             answers: list[Answer] = []
@@ -116,10 +136,10 @@ class PostgresStore:
 
             self._post(request_of(txn, self._next_no(), self._client), history, finish)
             gate.acquire()
-            if answers[0].error is None or answers[0].error[0] != Conflict.code:
-                fill(txn, answers[0])
-                return settled(result)
-        raise Conflict(tries=TRANSACT_TRIES_MAX, why="others always committed first")
+            if answers[0].error is not None and answers[0].error[0] == Conflict.code:
+                return False, None
+            fill(txn, answers[0])
+        return True, settled(result)
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         txn, result = self._run_reading(fn, args, kwargs)

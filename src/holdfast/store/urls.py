@@ -11,15 +11,27 @@ import re
 from holdfast.errors import BadUrl
 
 HIDDEN = "…"
-# After the user's name, to the last @: a password may hold anything that somebody forgot to escape.
-_AUTHORITY = re.compile(r"(?<=://)([^/?#@:]*):.*(?=@)", re.DOTALL)
-# `sslpassword` opens the client's key: a secret as well.
-_PARAMETER = re.compile(r"(?<=[?&])((?:ssl)?password=)[^&#]*", re.IGNORECASE)
+# After the user's name, to the last @: a password may hold anything that somebody forgot to escape, and
+# he may have forgotten a slash.
+_AUTHORITY = re.compile(r"^([a-zA-Z][\w+.-]+:/*[^/?#@:]*):.*(?=@)", re.DOTALL)
+# `sslpassword` opens the client's key: a secret as well. Of a name that is none of those that are known, who
+# knows what it was to be.
+_PARAMETER = re.compile(r"(?<=[?&])([^=&#]*=)([^&#]*)")
+_SHOWN = frozenset({
+    "options", "sslmode", "sslcert", "sslkey", "sslrootcert", "host", "port", "dbname", "user", "application_name",
+    "connect_timeout", "target_session_attrs", "load_balance_hosts", "gssencmode", "channel_binding", "client_encoding",
+})  # fmt: skip
 
 
 def shown(url: str) -> str:
     """The URL without its passwords."""
-    return _PARAMETER.sub(rf"\1{HIDDEN}", _AUTHORITY.sub(rf"\1:{HIDDEN}", url))
+    if url.startswith("lmdb:"):
+        return url
+    return _PARAMETER.sub(_parameter, _AUTHORITY.sub(rf"\1:{HIDDEN}", url))
+
+
+def _parameter(found: re.Match[str]) -> str:
+    return found[0] if found[1][:-1].lower() in _SHOWN else f"{found[1]}{HIDDEN}"
 
 
 def scheme_of(url: str) -> str:
