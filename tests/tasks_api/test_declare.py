@@ -11,6 +11,7 @@ import pytest
 import holdfast as hf
 from holdfast.clock import S
 from holdfast.errors import Invalid
+from tests.naming import named
 
 if TYPE_CHECKING:
     from decimal import Decimal
@@ -128,7 +129,7 @@ def test_an_app_has_one_task_of_each_name() -> None:
     assert hf.App("jobs", tasks=[add, add]).tasks == {"add": add}
 
 
-@pytest.mark.parametrize("wrong", [print, "add", None, add.options(key="k")], ids=repr)
+@pytest.mark.parametrize("wrong", [print, "add", None, add.options(key="k")], ids=named)
 def test_an_app_takes_tasks_for_tasks_only(wrong: Any) -> None:
     with pytest.raises(Invalid):
         hf.App("jobs", tasks=[wrong])
@@ -144,7 +145,7 @@ def test_an_app_takes_tasks_for_tasks_only(wrong: Any) -> None:
         [hf.Queue("mail", concurrency=True)],
         [hf.Queue("mail"), hf.Queue("mail", concurrency=2)],
     ],
-    ids=repr,
+    ids=named,
 )
 def test_queues_that_cannot_be_are_refused_by_the_app(queues: Any) -> None:
     with pytest.raises(Invalid):

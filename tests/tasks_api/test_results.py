@@ -18,6 +18,7 @@ from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
 from holdfast.tasks import coordinator, recount, verify
 from holdfast.tasks.ids import BadTaskId, parse_task
+from tests.naming import named
 from tests.process.conftest import LIMITS
 from tests.process.watch import until
 from tests.processes import python_proc
@@ -166,7 +167,7 @@ def test_a_task_may_submit_tasks_and_wait_for_them(running: Open) -> None:
 @pytest.mark.parametrize(
     "id",
     ["", "x", "1-", "-1", "1-1-1", "1 -1", "1-1\n", "1-01", "0-1", "1-0", "1-" + "9" * 40, "١-١", None, 5, b"1-1"],
-    ids=repr,
+    ids=named,
 )  # fmt: skip
 def test_garbage_is_no_id(resting: Open, id: Any) -> None:
     rt = resting(add)

@@ -16,6 +16,7 @@ from holdfast.store.local import LocalStore
 from holdfast.tasks.coordinator import CyclicDependency
 from holdfast.tasks.ids import BadTaskId
 from holdfast.tasks.rows import counts_of, keys_of
+from tests.naming import named
 from tests.tasks_api.conftest import Open
 from tests.world.rig import FaultyBackend
 
@@ -130,7 +131,7 @@ def test_arguments_of_some_megabytes_are_taken(running: Open) -> None:
     assert len(back) == 1_000_000
 
 
-@pytest.mark.parametrize("wrong", [elsewhere, print, None, "add", add.fn], ids=repr)
+@pytest.mark.parametrize("wrong", [elsewhere, print, None, "add", add.fn], ids=named)
 def test_what_is_no_task_of_the_app_is_not_submitted(resting: Open, wrong: Any) -> None:
     rt = resting(add)
     for submit in (
@@ -278,7 +279,7 @@ def test_many_tasks_are_submitted_in_their_order(running: Open) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [(1, 2, 3), ("one",), (), "ab", 5, None, {"a": 1}, (object(),)], ids=repr
+    "wrong", [(1, 2, 3), ("one",), (), "ab", 5, None, {"a": 1}, (object(),)], ids=named
 )
 def test_all_arguments_are_checked_before_any_task_is_submitted(resting: Open, wrong: Any) -> None:
     rt = resting(add)
