@@ -18,7 +18,7 @@ from holdfast import store as stores
 from holdfast.config import MAP_BYTES, WriterLimits
 from holdfast.store import tuples
 from tests.process.conftest import LIMITS
-from tests.process.watch import assert_nobody_is_left, seen, until, writer_of
+from tests.process.watch import Seen, assert_nobody_is_left, seen, until, writer_of
 from tests.processes import Proc, python_proc
 
 MODULES = ("holdfast.store.lmdb", "holdfast.store.link", "holdfast.store.writer")
@@ -99,11 +99,20 @@ def test_a_store_of_many_keys_opens_fast_and_small(large: Path) -> None:
         assert size < RESIDENT_BYTES_MAX, who
 
 
+def at_rest(process: Seen) -> bool:
+    """Whether it used no processor for a while."""
+    was_s = process.cpu_s()
+    time.sleep(0.2)
+    return process.cpu_s() == was_s
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_an_idle_client_and_its_writer_use_no_cpu(home: Path) -> None:
     with python_proc(WAITER, str(home)) as waiter:
         watched = {"client": seen(waiter.pid), "writer": writer_of(home)}
+        for process in watched.values():
+            until(lambda process=process: at_rest(process), "an end of what belongs to its start")
         began = time.monotonic()
         before = {who: process.cpu_s() for who, process in watched.items()}
         until(lambda: time.monotonic() - began > MEASURED_S, "the measured time")

@@ -53,12 +53,16 @@ class Batch:
                 self._gather(requests, at, tries, miss)
         return answers
 
+    def write(self, writes: dict[bytes, bytes | None]) -> None:
+        """Beside what was asked for."""
+        self.txn.update(writes)
+        self.written.add(writes)
+
     def _apply(self, request: Request) -> Answer:
         self._known.check(request, self.written)
         check_guards(self.txn, request, self._now_ns, self._generation)
         apply, seqs, results = execute(self.txn, request, self._now_ns, self._generation)
-        self.txn.update(apply.writes)
-        self.written.add(apply.writes)
+        self.write(apply.writes)
         self.topics.update(request.topics)
         self.topics.update(apply.topics)
         self.done += 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.store.engine import Answer
+from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.wire import Connection, Counters, ask_all
 
 _ENTER = "SELECT holdfast_enter(%b::bigint)"
@@ -22,7 +23,7 @@ _VOID = "INSERT INTO holdfast_commit VALUES (%b, %b, %b, '{}')"
 
 
 class InDoubt(Exception):
-    """The connection was lost while a commit was under way."""
+    """The connection was lost while a commit was under way, or the server was not sure of its standby."""
 
     def __init__(
         self, commit_no: int, client: bytes, answers: list[Answer], error: HoldfastError
@@ -32,6 +33,15 @@ class InDoubt(Exception):
         self.client = client
         self.answers = answers
         self.error = error
+
+
+def refuse_alone(
+    connection: Connection, commit_no: int, client: bytes, answers: list[Answer]
+) -> None:
+    """A commit that may be on one server only is as much in doubt as one whose answer was lost."""
+    if connection.warned.alone:
+        error = Unreachable(url=connection.info.host, why="no standby has confirmed the commit")
+        raise InDoubt(commit_no, client, answers, error)
 
 
 def happened(

@@ -27,11 +27,11 @@ from holdfast.store.pg import doubt, server
 from holdfast.store.pg.batch import Batch
 from holdfast.store.pg.doubt import InDoubt
 from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE
-from holdfast.store.pg.rows import PgTxn, Reads
+from holdfast.store.pg.rows import PgTxn, Reads, parts
 from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.session import LAST, Session
 from holdfast.store.pg.topics import ALL, payload
-from holdfast.store.pg.wire import Arrays, Connection, ask, ask_all
+from holdfast.store.pg.wire import Arrays, Asked, Connection, ask, ask_all
 
 # Keys that a commit names; of more, it says that all may have changed.
 KEYS_NAMED_MAX = 50_000
@@ -41,6 +41,8 @@ PRUNE_EVERY = 1_000
 ALONE_AFTER = 3
 # A commit made at once carries the time at which it was applied; it must come this soon after.
 LATE_US = 250_000
+# What is sent in one piece. With more, the library moves all that is left over each time it has sent a little.
+PART_BYTES = 8 * 1024 * 1024
 # How long a commit is tried again while the server is away.
 AWAY_S = 20.0
 PAUSE_S = 0.1
@@ -50,6 +52,14 @@ _APPLY = (
     "SELECT holdfast_apply(%b::bigint, %b::bigint, %b::bigint, %b, %b, %b, %b, %b, %b::text, "
     "%b::text, %b::bigint, %b::bigint)"
 )
+
+
+# Rows of a large commit, ahead of it; then its record names all of them.
+_AHEAD = """
+    INSERT INTO holdfast_row (key, value) SELECT * FROM unnest(%b::bytea[], %b::bytea[])
+    ON CONFLICT (key) DO UPDATE SET value = excluded.value
+"""
+_NAME = "UPDATE holdfast_commit SET keys = %b::bytea[] || keys WHERE no = %b"
 
 
 class PgEngine(Session):
@@ -141,6 +151,10 @@ class PgEngine(Session):
                 # must not be out of date.
                 self._leave(connection, commit_no - 1, at_once)
                 return answers
+            batch.write(self._time_to_keep(txn.writes))
+            if at_once and sum(len(value or b"") for value in txn.writes.values()) > PART_BYTES:
+                # It would take too long to come in time.
+                raise _Forestalled
         except psycopg.Error as error:
             raise self._lost(error) from error
         except _Forestalled:
@@ -157,6 +171,7 @@ class PgEngine(Session):
             return [Answer(requests[0].no, to_wire(refused))]
         topics = sorted(batch.topics)
         self._finish(connection, txn, now_ns, commit_no, topics, answers, at_once)
+        self._time_kept(txn.writes)
         self.known.committed(batch.written, txn.writes, now_ns)
         self.counters.commits += 1
         self.counters.transactions += batch.done
@@ -205,18 +220,24 @@ class PgEngine(Session):
         gone = [key for key, value in txn.writes.items() if value is None]
         said = payload(commit_no, topics) if topics else ""
         timed = at_once and self._anchor is None
-        until_us = (now_ns - self._lead_ns) // 1000 + LATE_US if timed else 0
+        until_us = (now_ns - self._timing.lead_ns) // 1000 + LATE_US if timed else 0
         forget = commit_no - COMMITS_KEPT if commit_no % PRUNE_EVERY == 0 else 0
         self._attempts += 1
         client = self._client + self._attempts.to_bytes(8, "big")
         named = len(txn.writes) <= KEYS_NAMED_MAX
+        *ahead, puts = parts(puts, PART_BYTES)
+        before = [key for part in ahead for key in part]
+        naming = [(_NAME, (Arrays(before), commit_no))] if named and before else []
         values = (
             self._lock, commit_no, now_ns, client, named, Arrays(list(puts)), Arrays(list(puts.values())),
             Arrays(gone), self.channel, said, until_us, max(forget, 0),
         )  # fmt: skip
         asked_ns = self._clock.boot_ns()
         try:
-            micros = self._send(connection, values, at_once)
+            for part in ahead:
+                rows = Arrays(list(part)), Arrays(list(part.values()))
+                ask_all(connection, self.counters, [(_AHEAD, rows)])
+            micros = self._send(connection, values, at_once, *naming)
         except psycopg.Error as error:
             refused = self._lost(error)
             if not isinstance(refused, Unreachable):
@@ -224,15 +245,18 @@ class PgEngine(Session):
                 raise refused from error
             raise InDoubt(commit_no, client, answers, refused) from error
         self._hear(micros, asked_ns)
+        doubt.refuse_alone(connection, commit_no, client, answers)
 
-    def _send(self, connection: Connection, values: Sequence[Any], at_once: bool) -> int:
+    def _send(
+        self, connection: Connection, values: Sequence[Any], at_once: bool, *more: Asked
+    ) -> int:
         if at_once:
             [(micros,)] = ask(connection, self.counters, _APPLY, *values)
             if micros is None:
                 raise _Forestalled
         else:
-            asked = [(_APPLY, values), ("COMMIT", ())]
-            [(micros,)], _ = ask_all(connection, self.counters, asked)
+            asked: list[Asked] = [(_APPLY, values), *more, ("COMMIT", ())]
+            [(micros,)], *_ = ask_all(connection, self.counters, asked)
         return int(micros)
 
     def _settle(self, connection: Connection, doubted: InDoubt) -> list[Answer] | None:
@@ -243,6 +267,7 @@ class PgEngine(Session):
         except psycopg.Error as error:
             lost = self._lost(error)
             raise InDoubt(doubted.commit_no, doubted.client, doubted.answers, lost) from error
+        doubt.refuse_alone(connection, doubted.commit_no, doubted.client, doubted.answers)
         if not happened:
             return None
         self._ring_topics(doubted.commit_no, [ALL])

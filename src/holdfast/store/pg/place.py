@@ -23,6 +23,7 @@ from holdfast.store import schema
 from holdfast.store.api import Row
 from holdfast.store.pg import presence, server
 from holdfast.store.pg.migrations import migrate
+from holdfast.store.pg.timing import ahead_of
 from holdfast.store.pg.wire import Connection
 from holdfast.store.places import END, FIRST, LOOK_S, PAGE_BYTES, PAGE_ROWS, Last, own
 from holdfast.store.txn import Base
@@ -88,7 +89,7 @@ class PgPlace:
                 "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
             ).fetchone()
         assert row is not None
-        return max(int(row[0]) * 1000, self.last().at_ns)
+        return max(int(row[0]) * 1000 - ahead_of(self.meta()), self.last().at_ns)
 
     def about(self) -> int | None:
         with self._typed():

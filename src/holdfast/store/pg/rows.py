@@ -8,7 +8,7 @@ beyond its end: whoever scans a queue up to now scans it again a moment later, u
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.store import tuples
 from holdfast.store.api import Row
@@ -101,6 +101,19 @@ class Reads:
             statement = SCAN_BACK if reverse else SCAN
             rows = ask(self._connection, self._counters, statement, lo, hi, limit)
         return rows
+
+
+def parts(rows: Mapping[bytes, bytes], size: int) -> list[dict[bytes, bytes]]:
+    """Rows in parts of about that many bytes: one part at least, and one row in each if there is any."""
+    made: list[dict[bytes, bytes]] = [{}]
+    left = size
+    for key, value in rows.items():
+        left -= len(key) + len(value)
+        if left < 0 and made[-1]:
+            made.append({})
+            left = size - len(key) - len(value)
+        made[-1][key] = value
+    return made
 
 
 def covered(asked: Range, page: list[Row]) -> tuple[bytes, bytes, list[Row]]:

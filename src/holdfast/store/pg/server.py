@@ -82,6 +82,8 @@ def parse(url: str, *, idle_s: int | None = None) -> str:
     settings = (
         f"-c statement_timeout={STATEMENT_S * 1000} -c lock_timeout={LOCK_S * 1000} "
         f"-c idle_in_transaction_session_timeout={(idle_s or IDLE_S) * 1000} "
+        # By a warning a server says that a commit did not get to its standby (`wire`).
+        "-c client_min_messages=warning "
         "-c tcp_keepalives_idle=5 -c tcp_keepalives_interval=2 -c tcp_keepalives_count=3 "
         "-c tcp_user_timeout=10000"
     )

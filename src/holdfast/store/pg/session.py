@@ -4,12 +4,12 @@ What a process knew may not hold when it comes back: others have committed, or t
 that lost the last commits (a standby that lagged, a restored backup). So nothing is taken from before: rows
 are forgotten, and the last commit must be the one that it was.
 
-Store time is the server's clock, carried on by our own between commits, never before the last commit.
+Store time is the server's clock, carried on by our own (`timing`), never before the last commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from holdfast import codec
@@ -21,11 +21,9 @@ from holdfast.store.pg import pooler, presence, server
 from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE, Asked, Gap, Known
 from holdfast.store.pg.migrations import migrate
 from holdfast.store.pg.rows import get
+from holdfast.store.pg.timing import SERVER, WORTH_NS, Timing, ahead_of
 from holdfast.store.pg.topics import ALL
 from holdfast.store.pg.wire import Connection, Counters, ask, ask_all
-
-# A server whose clock is behind the last commit by more than this has been set back, or is another one.
-STEP_NS = 50_000_000
 
 LAST = "SELECT no, at_ns FROM holdfast_commit ORDER BY no DESC LIMIT 1"
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -56,10 +54,7 @@ class Session:
         self._former: server.Backend | None = None
         self._lock = 0
         self._last_ns = 0
-        # By how much store time is ahead of the server's clock.
-        self._lead_ns = 0
-        # By how much it is ahead of our own clock, which carries it on between two commits.
-        self._offset_ns = 0
+        self._timing = Timing()
         self._anchor: Anchor | None = None
         self._open(bootstrap)
 
@@ -74,21 +69,27 @@ class Session:
         boot_ns = self._clock.boot_ns()
         if self._anchor is not None:
             return max(self._anchor.now_ns(boot_ns), self._last_ns)
-        return max(boot_ns + self._offset_ns, self._last_ns, self.known.at_ns)
+        return max(boot_ns + self._timing.offset_ns, self._last_ns, self.known.at_ns)
 
     def _hear(self, micros: int, asked_ns: int) -> None:
-        """What the server's clock said, after it was asked at `asked_ns` of ours and before now.
-
-        Set back, store time runs on from the last commit: nothing freezes. An answer that took long says
-        little, so of what was believed before as much is kept as it allows.
-        """
+        """What the server's clock said, after it was asked at `asked_ns` of ours and before now."""
         self._last_ns = max(self._last_ns, self.known.at_ns)
-        server_ns = micros * 1000 + self._lead_ns
-        if server_ns < self._last_ns - STEP_NS:
-            self._lead_ns += self._last_ns - server_ns
-            server_ns = self._last_ns
-        least_ns, most_ns = server_ns - self._clock.boot_ns(), server_ns - asked_ns
-        self._offset_ns = min(max(self._offset_ns, least_ns), most_ns)
+        boot_ns = self._clock.boot_ns()
+        self._timing.hear(micros * 1000, asked_ns, boot_ns, floor_ns=self._last_ns)
+
+    def _time_to_keep(self, writes: Mapping[bytes, bytes | None]) -> dict[bytes, bytes | None]:
+        """What a commit is to write beside this, for those who open the store later."""
+        ahead_ns, was = self._timing.ahead_ns, self._meta
+        near = abs(ahead_ns - ahead_of(was)) <= WORTH_NS
+        if near or self._anchor is not None or schema.META_KEY in writes:
+            return {}
+        meta = schema.Meta(was.store_id, was.generation, SERVER, ahead_ns, was.floor_ns)
+        return {schema.META_KEY: codec.pack(meta)}
+
+    def _time_kept(self, writes: Mapping[bytes, bytes | None]) -> None:
+        packed = writes.get(schema.META_KEY)
+        if packed is not None:
+            self._meta = codec.unpack_as(schema.Meta, packed)
 
     def _tick(self) -> int:
         """The time of the next commit."""
@@ -145,6 +146,8 @@ class Session:
         if meta is None or (meta.store_id, meta.generation) != (self.store_id, self.generation):
             # What is known here, leases above all, is of a store that is no more.
             self._replaced = True
+        else:
+            self._meta = meta
         self._refuse_replaced()
 
     def _refuse_replaced(self) -> None:
@@ -213,22 +216,28 @@ class Session:
                 floor_ns = max(at_ns, 0 if meta is None else meta.floor_ns)
                 self.known.start_from(no, at_ns)
                 self._last_ns = floor_ns
-                asked_ns = self._clock.boot_ns()
                 [(micros,)] = connection.execute(_CLOCK).fetchall()
-                self._hear(int(micros), asked_ns)
+                self._timing.start(
+                    int(micros) * 1000,
+                    self._clock.boot_ns(),
+                    floor_ns=floor_ns,
+                    ahead_ns=ahead_of(meta),
+                )
                 if self._clock is not SYSTEM:
                     # Simulated time comes through the clock, as it does in every other store.
                     last = None if meta is None else Anchor(meta.boot_id, meta.offset_ns)
                     self._anchor = anchor(self._clock, last=last, floor_ns=floor_ns)
                 if meta is None:
-                    self._write_first(connection, floor_ns)
+                    meta = self._write_first(connection, floor_ns)
+                self._meta = meta
         connection.keep_line()
 
-    def _write_first(self, connection: Connection, floor_ns: int) -> None:
-        at = self._anchor or Anchor("server", 0)
+    def _write_first(self, connection: Connection, floor_ns: int) -> schema.Meta:
+        at = self._anchor or Anchor(SERVER, 0)
         meta = schema.Meta(self.store_id, self.generation, at.boot_id, at.offset_ns, floor_ns)
         for row in (
             (schema.META_KEY, codec.pack(meta)),
             (schema.MARKER_KEY, schema.marker(*self._version)),
         ):
             connection.execute("INSERT INTO holdfast_row VALUES (%b, %b)", row)
+        return meta

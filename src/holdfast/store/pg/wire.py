@@ -37,6 +37,24 @@ class _Line(psycopg.Pipeline):
         yield from self._fetch_gen(flush=False)
 
 
+class Warned:
+    """Whether a server has said that a commit, though made, may not have got to its standby.
+
+    It says so by no more than a warning, when somebody has cancelled the statement while it waited. The words
+    are in the server's language, so it is known by the place in the server that it comes from, if told.
+    """
+
+    def __init__(self) -> None:
+        self.alone = False
+
+    def hear(self, notice: psycopg.errors.Diagnostic) -> None:
+        if notice.sqlstate in ("01000", "57P01") and notice.source_function in _WAITING:
+            self.alone = True
+
+
+_WAITING = (None, "SyncRepWaitForLSN")
+
+
 class Connection(psycopg.Connection[tuple[Any, ...]]):
     """One that may be in pipeline mode for good (`keep_line`).
 
@@ -53,6 +71,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ending = threading.Lock()
+        self.warned = Warned()
+        self.add_notice_handler(self.warned.hear)
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         with self.awaited():
