@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.postgresql, pytest.mark.timeout(120)]
 
 SPACE = b"orders"
 LONG_S = 60.0
+ENDED_BY = {"cancelled": "pg_cancel_backend", "terminated": "pg_terminate_backend"}
 
 
 @pytest.fixture
@@ -111,22 +112,23 @@ def test_nothing_is_acknowledged_while_the_standby_has_not_got_it(
     assert asked.acknowledged
 
 
-@pytest.mark.parametrize("how", ["terminated", pytest.param("crashed", marks=pytest.mark.deep)])
+@pytest.mark.parametrize(
+    "how", ["cancelled", "terminated", pytest.param("crashed", marks=pytest.mark.deep)]
+)
 def test_what_was_in_doubt_is_acknowledged_only_when_the_standby_has_it(
     cluster: Cluster, store: Store, how: str
 ) -> None:
-    """The commit is on the primary's disk and nowhere else when its connection goes. Whoever looks then
-    finds it. Told as done, it would be lost with the primary."""
+    """The commit is on the primary's disk and nowhere else when its connection goes, or when its wait for the
+    standby is cancelled. Whoever looks then finds it. Told as done, it would be lost with the primary."""
     store.transact(put, b"before")
     standby = cluster.standby
     assert standby is not None
     standby.stop()
     asked = Asked(store, b"doubtful")
     first = until(lambda: waiting(cluster), "a commit that waits", LONG_S)
-    if how == "terminated":
+    if how in ENDED_BY:
         cluster.primary.ask(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity "
-            "WHERE wait_event = 'SyncRep'"
+            f"SELECT count({ENDED_BY[how]}(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
         )
     else:
         cluster.primary.crash()

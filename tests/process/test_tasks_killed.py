@@ -301,6 +301,24 @@ def test_workers_and_writers_killed_at_random_lose_no_task_and_end_each_once(
     )
 
 
+def test_what_comes_to_workers_that_were_stopped_while_they_waited_goes_to_another(
+    up: Up, rt: Runtime, store: Store
+) -> None:
+    stopped = [up() for _ in range(2)]
+    # Each has had work, and waits for more.
+    rt.submit(tasking.work, 0, 0.0, 0).result(LONG_S)
+    for one in stopped:
+        one.stop()
+    handles = [rt.submit(tasking.work, n, 0.0, 0) for n in range(1, 6)]
+    up()
+    assert [handle.result(LONG_S) for handle in handles] == [1, 2, 3, 4, 5]
+    for one in stopped:
+        one.cont()
+    until(lambda: set(counts(store)) == {"completed"}, "all completed", LONG_S)
+    assert ends(store.read(_log)) == Counter(dict.fromkeys(range(1, 7), 1)), "each ended once"
+    assert_log_and_rows_agree(store)
+
+
 # -- ended by their own tasks ----------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,11 +17,16 @@ from holdfast.store.pg import engine as engines
 from holdfast.store.pg import server
 from holdfast.store.pg.engine import PgEngine
 from holdfast.store.postgres import PostgresStore
+from tests.pgcluster import Cluster
 from tests.postgres import fresh_url
+from tests.process.watch import until
 
 pytestmark = pytest.mark.timeout(60)
 
 Send = Callable[..., int]
+# Of sessions that wait for a standby.
+WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
+CANCEL = "SELECT count(pg_cancel_backend(pid)) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
 
 
 @pytest.fixture
@@ -137,6 +143,47 @@ def test_a_session_that_was_left_behind_with_the_lock_is_ended(
         store._engine._connection = None
         assert store.transact(_grow) == 1
         connection.close()
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_commit_whose_wait_for_the_standby_is_cancelled_is_not_acknowledged_before_it_is_there(
+    at_once: bool,
+) -> None:
+    """The server says so by a warning; the one who looks is cancelled as well. Then it need not wait."""
+    with Cluster(standby=False) as cluster, PostgresStore(cluster.primary.conninfo()) as store:
+        store.transact(_grow)
+        if at_once:
+            _be_alone(store)
+        grown, retries = store.read(_grown), store.retries
+        cluster.primary.settle(synchronous_standby_names="nobody")
+        done: list[object] = []
+        asked = threading.Thread(target=lambda: done.append(store.transact(_grow)), daemon=True)
+        asked.start()
+        try:
+            for times in (1, 2):
+                until(lambda: cluster.primary.ask(WAITING), "a commit that waits")
+                cluster.primary.ask(CANCEL)
+                until(lambda times=times: done or store.retries == retries + times, "its look")
+            until(lambda: done or cluster.primary.ask(WAITING), "another wait")
+            assert done == []
+        finally:
+            cluster.primary.settle(synchronous_standby_names="")
+            asked.join(30)
+        assert done == [grown + 1]
+        assert store.read(_grown) == grown + 1
+
+
+def test_a_warning_of_something_else_is_no_doubt(store: PostgresStore) -> None:
+    with psycopg.connect(store.address, autocommit=True) as other:
+        other.execute(
+            "CREATE FUNCTION warn() RETURNS trigger LANGUAGE plpgsql "
+            "AS $$ BEGIN RAISE WARNING 'mind'; RETURN NEW; END $$"
+        )
+        other.execute(
+            "CREATE TRIGGER warn AFTER INSERT ON holdfast_commit FOR EACH ROW EXECUTE FUNCTION warn()"
+        )
+    assert store.transact(_grow) == 2
+    assert store.counters.doubts == 0
 
 
 def _lose_answers(

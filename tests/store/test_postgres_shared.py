@@ -382,13 +382,80 @@ def test_the_times_of_commits_only_rise(two: tuple[PostgresStore, PostgresStore]
     one, other = two
     while not one.counters.at_once:
         one.transact(_grow)
-    one._engine._offset_ns -= 40_000_000  # an answer that came late: store time is a lower bound
+    one._engine._timing.offset_ns -= (
+        40_000_000  # an answer that came late: store time is a lower bound
+    )
     other.transact(_grow)
     one.read(_grown)
     one.transact(_grow)
     with psycopg.connect(one.address) as server:
         times = server.execute("SELECT at_ns FROM holdfast_commit ORDER BY no").fetchall()
     assert times == sorted(times)
+
+
+def test_a_large_commit_is_sent_once_and_in_parts(
+    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one piece the library takes time by the square of it, and then the server's patience is over."""
+    one, other = two
+    while not one.counters.at_once:
+        one.transact(_grow)
+    sizes: list[int] = []
+    whole = engines.ask_all
+
+    def ask_all(connection: Any, counters: Any, asked: Any) -> Any:
+        packed = [value for _, values in asked for value in values if type(value) is engines.Arrays]
+        sizes.append(sum(len(value.packed) for value in packed))
+        return whole(connection, counters, asked)
+
+    monkeypatch.setattr(engines, "ask_all", ask_all)
+    monkeypatch.setattr(engines, "PART_BYTES", 10_000)
+    tried, commits = one.counters.at_once, one.counters.commits
+    one.transact(_write_much, 50, b"x" * 3_000)
+    assert 0 < max(sizes) < 15_000
+    assert 150_000 < sum(sizes) < 200_000
+    assert (one.counters.at_once, one.counters.commits) == (tried, commits + 1)
+    assert other.read(lambda txn: len(txn.scan(b"much", b"muci", 100))) == 50
+
+
+def test_of_a_commit_sent_in_parts_others_learn_every_key(
+    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    monkeypatch.setattr(engines, "PART_BYTES", 10_000)
+    one.transact(_write_much, 10, b"x" * 3_000)
+    known = [other.read(lambda txn, n=n: txn.get(b"much%03d" % n)) for n in range(10)]
+    assert known == [b"x" * 3_000] * 10
+    one.transact(_write_much, 10, b"y" * 3_000)
+    for n in range(10):
+        assert other.read(lambda txn, n=n: txn.get(b"much%03d" % n)) == b"y" * 3_000
+    with psycopg.connect(one.address) as server:
+        row = server.execute("SELECT keys FROM holdfast_commit ORDER BY no DESC LIMIT 1").fetchone()
+    assert row is not None
+    assert sorted(row[0]) == [b"much%03d" % n for n in range(10)]
+
+
+def test_of_a_commit_that_is_cut_between_its_parts_nothing_happens_twice(
+    two: tuple[PostgresStore, PostgresStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = two
+    monkeypatch.setattr(engines, "PART_BYTES", 10_000)
+    whole = engines.ask_all
+    once = iter([True])
+
+    def ask_all(connection: Any, counters: Any, asked: Any) -> Any:
+        found = whole(connection, counters, asked)
+        if asked[0][0] == engines._AHEAD and next(once, False):
+            connection.close()
+            assert other.read(lambda txn: txn.scan(b"much", b"muci", 100)) == []
+            raise psycopg.OperationalError("cut")
+        return found
+
+    monkeypatch.setattr(engines, "ask_all", ask_all)
+    one.transact(lambda txn: (_write_much(txn, 10, b"x" * 3_000), txn.add(b"n", 1)))
+    assert next(once, False) is False
+    assert len(other.read(lambda txn: txn.scan(b"much", b"muci", 100))) == 10
+    assert other.read(lambda txn: txn.count(b"n")) == 1
 
 
 @pytest.mark.parametrize("leads", [True, False])
@@ -456,6 +523,11 @@ def _lose_a_commit(store: PostgresStore) -> None:
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
+
+
+def _write_much(txn: Txn, rows: int, value: bytes) -> None:
+    for n in range(rows):
+        txn.put(b"much%03d" % n, value)
 
 
 def _both(store: PostgresStore, value: bytes) -> None:
