@@ -280,8 +280,10 @@ def test_workers_and_writers_killed_at_random_lose_no_task_and_end_each_once(
         assert status.expiries <= spec.expiries_max, (id, n, status)
         assert (state == "DEAD") == (status.expiries == spec.expiries_max), (id, n, status)
         assert (state == "FAILED") == (status.failures == spec.attempts), (id, n, status)
-        assert 1 <= len(runs[id]) <= status.attempt, (id, n, status)
-        assert {key for _, key in runs[id]} == {f"task-{id}"}
+        # A worker may be killed, or stand still, with a lease of a task that it has not begun.
+        least = 0 if state == "DEAD" else 1
+        assert least <= len(runs[id]) <= status.attempt, (id, n, status)
+        assert {key for _, key in runs[id]} <= {f"task-{id}"}
         if state == "COMPLETED":
             assert handle.result(0) == n
         expiries, failures = expiries + status.expiries, failures + status.failures

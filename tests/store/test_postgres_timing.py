@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from urllib.parse import quote
 
 import psycopg
@@ -110,7 +109,7 @@ def test_others_commits_are_believed_over_our_own_clock(heard: Heard) -> None:
 
 
 @pytest.fixture
-def url() -> Iterator[str]:
+def url() -> str:
     """Of a database whose server has a clock that can be set."""
     made = fresh_url()
     with psycopg.connect(made, autocommit=True) as connection:
@@ -120,7 +119,7 @@ def url() -> Iterator[str]:
             "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE "
             "AS 'SELECT pg_catalog.clock_timestamp() + by FROM public.skew'"
         )
-    yield f"{made}&options={quote('-c search_path=public,pg_catalog')}"
+    return f"{made}&options={quote('-c search_path=public,pg_catalog')}"
 
 
 @pytest.mark.parametrize("steps", [("-1 hour", "0"), ("1 hour", "0"), ("1 hour",), ("-1 hour",)])

@@ -27,7 +27,7 @@ from holdfast.store.pg import doubt, server
 from holdfast.store.pg.batch import Batch
 from holdfast.store.pg.doubt import InDoubt
 from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE
-from holdfast.store.pg.rows import PgTxn, Reads, parts
+from holdfast.store.pg.rows import PgTxn, Reads, parts, size_of
 from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.session import LAST, Session
 from holdfast.store.pg.topics import ALL, payload
@@ -152,7 +152,7 @@ class PgEngine(Session):
                 self._leave(connection, commit_no - 1, at_once)
                 return answers
             batch.write(self._time_to_keep(txn.writes))
-            if at_once and sum(len(value or b"") for value in txn.writes.values()) > PART_BYTES:
+            if at_once and size_of(txn.writes) > PART_BYTES:
                 # It would take too long to come in time.
                 raise _Forestalled
         except psycopg.Error as error:
@@ -225,7 +225,8 @@ class PgEngine(Session):
         self._attempts += 1
         client = self._client + self._attempts.to_bytes(8, "big")
         named = len(txn.writes) <= KEYS_NAMED_MAX
-        *ahead, puts = parts(puts, PART_BYTES)
+        # At once there is no transaction that would hold several together.
+        *ahead, puts = [puts] if at_once else parts(puts, PART_BYTES)
         before = [key for part in ahead for key in part]
         naming = [(_NAME, (Arrays(before), commit_no))] if named and before else []
         values = (

@@ -103,6 +103,10 @@ class Reads:
         return rows
 
 
+def size_of(writes: Mapping[bytes, bytes | None]) -> int:
+    return sum(map(len, writes)) + sum(len(value) for value in writes.values() if value)
+
+
 def parts(rows: Mapping[bytes, bytes], size: int) -> list[dict[bytes, bytes]]:
     """Rows in parts of about that many bytes: one part at least, and one row in each if there is any."""
     made: list[dict[bytes, bytes]] = [{}]
