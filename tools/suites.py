@@ -34,7 +34,23 @@ SUITES = {
     "simulator": ["tests/sim", "-m", "not deep and not postgresql", *SIDE_BY_SIDE],
     "chaos-short": ["tests/process", "-m", "not postgresql"],
     "spark": ["tests/spark", "-m", "not postgresql"],
-    "postgresql": ["tests", "-m", "postgresql and not deep"],
+    "postgresql": [
+        "tests",
+        "--ignore=tests/process",
+        "--ignore=tests/chaos",
+        "--ignore=tests/spark",
+        "-m",
+        "postgresql and not deep",
+        *SIDE_BY_SIDE,
+    ],
+    # Each of these has a server and processes of its own.
+    "postgresql-chaos": [
+        "tests/process",
+        "tests/chaos",
+        "tests/spark",
+        "-m",
+        "postgresql and not deep",
+    ],
 }
 SUITE_TIMEOUT_S = 1800
 SLOWEST = 15
