@@ -46,7 +46,6 @@ from holdfast.store.wire import (
     frame,
 )
 
-_RECV_BYTES = 1 << 18
 # How often a reader that waits looks up, in case the writer is stuck.
 _LOOK_S = 0.25
 # While answered threads are still being woken, this many transactions wait to be sent together.
@@ -302,7 +301,7 @@ class Link:
 
     def _take_in(self) -> None:
         try:
-            data = self._sock.recv(_RECV_BYTES)
+            data = self._sock.recv(self._frames.size)
         except BlockingIOError:
             self.flush(look=True)
             self._replace_if_stuck()

@@ -65,15 +65,23 @@ def frame(body: bytes) -> bytes:
     return len(body).to_bytes(4, "big") + body
 
 
+# How much is read at once: a little, which costs the allocator nothing, or as much as there is.
+_LITTLE_BYTES = 1 << 16
+_MUCH_BYTES = 1 << 20
+
+
 class Frames:
     """Bytes in, whole frames out."""
 
-    __slots__ = ("_buffer",)
+    __slots__ = ("_buffer", "size")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
+        # How much to ask for next.
+        self.size = _LITTLE_BYTES
 
     def feed(self, data: bytes) -> list[bytes]:
+        self.size = _MUCH_BYTES if len(data) >= _LITTLE_BYTES else _LITTLE_BYTES
         buffer = self._buffer
         if not buffer and len(data) >= 4 and int.from_bytes(data[:4], "big") == len(data) - 4:
             return [data[4:]]

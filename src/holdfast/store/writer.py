@@ -48,7 +48,6 @@ from holdfast.store.wire import (
 
 LOCK = "writer.lock"
 SOCKET = "writer.sock"
-_RECV_BYTES = 1 << 20
 
 
 class Arguments(msgspec.Struct):
@@ -229,7 +228,7 @@ class Writer:
 
     def _receive(self, connection: Connection) -> None:
         try:
-            data = connection.sock.recv(_RECV_BYTES)
+            data = connection.sock.recv(connection.frames.size)
         except BlockingIOError:
             return
         except OSError:
