@@ -24,7 +24,8 @@ from tests.process.watch import until
 from tests.spark.clusters import Cluster, cluster, services
 from tests.spark.test_stage import Place, note
 
-pytestmark = pytest.mark.timeout(200)
+# A cluster takes half a minute: `make chaos`. What a stage is on PostgreSQL, `test_postgres_local` shows.
+pytestmark = [pytest.mark.timeout(200), pytest.mark.deep]
 
 SECRET = "sw0rdfish"
 ROWS = 60
