@@ -21,7 +21,6 @@ import selectors
 import signal
 import socket
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +47,9 @@ from holdfast.store.wire import (
 
 LOCK = "writer.lock"
 SOCKET = "writer.sock"
+# What most clients call first: imported in the first idle moments, not while one of them waits for it.
+_OPERATIONS = ("holdfast.tasks.coordinator", "holdfast.world.cycle")
+_MOMENT_S = 0.001
 
 
 class Arguments(msgspec.Struct):
@@ -98,10 +100,13 @@ class Writer:
     def serve(self) -> None:
         alone_since_ns = SYSTEM.mono_ns()
         checked_ns, checked_no = 0, -1
+        ahead = list(_OPERATIONS)
         while not self._stopping:
-            for key, mask in self._selector.select(
-                0 if self._work else self._limits.reader_check_s
-            ):
+            wait_s = _MOMENT_S if ahead else self._limits.reader_check_s
+            events = self._selector.select(0 if self._work else wait_s)
+            if ahead and not events and not self._work:
+                importlib.import_module(ahead.pop(0))
+            for key, mask in events:
                 connection: Connection | None = key.data
                 if connection is None:
                     self._accept()
@@ -412,21 +417,11 @@ def main(argv: list[str]) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, writer.stop)
     say("ready")
-    threading.Thread(target=_import_operations, name="holdfast-import", daemon=True).start()
     try:
         writer.serve()
     finally:
         writer.close()
     return 0
-
-
-def _import_operations() -> None:
-    """What most clients call first; otherwise it is imported when the first of them waits for it."""
-    for name in _OPERATIONS:
-        importlib.import_module(name)
-
-
-_OPERATIONS = ("holdfast.tasks.coordinator", "holdfast.world.cycle")
 
 
 def _take_all_descriptors() -> None:
