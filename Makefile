@@ -65,7 +65,7 @@ chaos: setup  ## kill real processes KILLS times (200), then break servers and l
 	$(BIN)/python -m tests.process.chaos --kills $(KILLS)
 	$(BIN)/python -m pytest -q tests/chaos
 	$(BIN)/python -m tests.chaos.run --seconds $(CHAOS_BUDGET)
-	$(BIN)/python -m pytest -q -m "postgresql and deep" tests --ignore=tests/sim
+	$(BIN)/python -m pytest -q -m deep tests --ignore=tests/sim
 
 bench: setup  ## measure within BUDGET seconds (120)
 	$(BIN)/python -m pytest -q -m bench tests/test_bench.py

@@ -32,7 +32,7 @@ SUITES = {
         *SIDE_BY_SIDE,
     ],
     "simulator": ["tests/sim", "-m", "not deep and not postgresql", *SIDE_BY_SIDE],
-    "chaos-short": ["tests/process", "-m", "not postgresql"],
+    "chaos-short": ["tests/process", "-m", "not postgresql and not deep"],
     "spark": ["tests/spark", "-m", "not postgresql"],
     "postgresql": [
         "tests",

@@ -127,6 +127,7 @@ def test_what_cannot_be_done_is_refused_with_what_was_said(home: Home) -> None:
     assert "one argument, plain text" in failed["error"]
 
 
+@pytest.mark.deep
 def test_what_it_has_no_program_for_is_left_to_others(home: Home) -> None:
     home.work("one")
     others = [home.api.submit("../worker.sh"), home.api.submit("resize")]

@@ -198,6 +198,7 @@ def test_while_a_store_is_away_its_mail_waits_and_is_counted_and_the_sender_goes
 
 
 @each_kind
+@pytest.mark.deep
 def test_a_universe_that_was_moved_after_its_workers_died_goes_on_where_it_is_mapped_now(
     towns: Towns, up: Up, kind: str
 ) -> None:
