@@ -167,7 +167,7 @@ def _cut_and_heal(
         gate.touch()
         until(lambda: _calls_since(outside, healed_s), "its work", LONG_S)
     assert load.failure is None, load.failure
-    until(lambda: _settled(runtime), "the end of all", LONG_S)
+    until(lambda: _settled(runtime, load.orders), "the end of all", LONG_S)
     return Cut(
         runtime, outside, cut_ns, cut_s, healed_s, healed_ns, had, lease_events(store),
         stalls.longest_s, stalls.slowdown, all(proc.running for proc in procs), load.orders, _desks(runtime),
@@ -233,8 +233,11 @@ def _desks(runtime: Runtime) -> dict[str, Desk]:
     return found
 
 
-def _settled(runtime: Runtime) -> bool:
-    return all(len(desk.ordered) == len(desk.paid) for desk in _desks(runtime).values())
+def _settled(runtime: Runtime, orders: list[str]) -> bool:
+    """Whether all that was sent has come, and is paid."""
+    desks = _desks(runtime).values()
+    came = {id for desk in desks for id in desk.ordered}
+    return came >= set(orders) and all(len(desk.ordered) == len(desk.paid) for desk in desks)
 
 
 # -- facts -----------------------------------------------------------------------------------------
