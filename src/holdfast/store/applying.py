@@ -145,19 +145,21 @@ class Written:
         if not self.keys.isdisjoint(reads):
             raise Conflict(why="a key that was read has changed")
         for lo, hi in ranges:
-            self._sort()
+            sort_in(self._sorted, self._fresh)
             at = bisect_left(self._sorted, lo)
             if at < len(self._sorted) and self._sorted[at] < hi:
                 raise Conflict(why="a range that was read has changed")
 
-    def _sort(self) -> None:
-        if len(self._fresh) > _SORT_ANEW:
-            self._sorted += self._fresh
-            self._sorted.sort()
-        else:
-            for key in self._fresh:
-                insort(self._sorted, key)
-        self._fresh.clear()
+
+def sort_in(keys: list[bytes], fresh: list[bytes]) -> None:
+    """Take fresh keys into those that are in order."""
+    if len(fresh) > _SORT_ANEW:
+        keys += fresh
+        keys.sort()
+    else:
+        for key in fresh:
+            insort(keys, key)
+    fresh.clear()
 
 
 # Above this many new keys it is cheaper to sort all than to insert each.

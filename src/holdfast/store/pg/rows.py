@@ -7,11 +7,12 @@ beyond its end: whoever scans a queue up to now scans it again a moment later, u
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.store import tuples
 from holdfast.store.api import Row
+from holdfast.store.applying import sort_in
 from holdfast.store.pg.cache import Cache
 from holdfast.store.pg.known import Known
 from holdfast.store.pg.wire import Arrays, Asked, Connection, Counters, ask, ask_all
@@ -20,8 +21,6 @@ from holdfast.store.pg.wire import Arrays, Asked, Connection, Counters, ask, ask
 AHEAD_TIMES = 4
 AHEAD_ROWS = 64
 AHEAD_ROWS_MAX = 2_000
-# Above this many new keys it is cheaper to sort all than to insert each.
-SORT_ANEW = 64
 
 GET = "SELECT value FROM holdfast_row WHERE key = %b"
 GET_MANY = "SELECT key, value FROM holdfast_row WHERE key = ANY(%b)"
@@ -172,8 +171,7 @@ class PgTxn:
             self._reads.fetch(wanted)
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
-        if self._fresh:
-            self._sort()
+        sort_in(self._sorted, self._fresh)
         own = self._sorted[bisect_left(self._sorted, lo) : bisect_left(self._sorted, hi)]
         if not own:
             return self._reads.scan(lo, hi, limit, reverse)
@@ -193,12 +191,3 @@ class PgTxn:
     def update(self, writes: dict[bytes, bytes | None]) -> None:
         self._fresh += [key for key in writes if key not in self.writes]
         self.writes.update(writes)
-
-    def _sort(self) -> None:
-        if len(self._fresh) > SORT_ANEW:
-            self._sorted += self._fresh
-            self._sorted.sort()
-        else:
-            for key in self._fresh:
-                insort(self._sorted, key)
-        self._fresh.clear()
