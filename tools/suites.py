@@ -18,8 +18,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".reports"
 
-# Two files at a time: these suites compute. The others start processes of their own, and wait.
+# Two files at a time, those with the most tests first; or in their order, where few tests take long.
 SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile"]
+IN_ORDER = [*SIDE_BY_SIDE, "--no-loadscope-reorder"]
 
 SUITES = {
     "unit+conformance": [
@@ -28,11 +29,11 @@ SUITES = {
         "--ignore=tests/process",
         "--ignore=tests/spark",
         "-m",
-        "not bench and not postgresql",
-        *SIDE_BY_SIDE,
+        "not bench and not postgresql and not deep",
+        *IN_ORDER,
     ],
     "simulator": ["tests/sim", "-m", "not deep and not postgresql", *SIDE_BY_SIDE],
-    "chaos-short": ["tests/process", "-m", "not postgresql and not deep"],
+    "chaos-short": ["tests/process", "-m", "not postgresql and not deep", *SIDE_BY_SIDE],
     "spark": ["tests/spark", "-m", "not postgresql"],
     "postgresql": [
         "tests",
@@ -41,7 +42,7 @@ SUITES = {
         "--ignore=tests/spark",
         "-m",
         "postgresql and not deep",
-        *SIDE_BY_SIDE,
+        *IN_ORDER,
     ],
     # Each of these has a server and processes of its own.
     "postgresql-chaos": [
@@ -50,6 +51,7 @@ SUITES = {
         "tests/spark",
         "-m",
         "postgresql and not deep",
+        *SIDE_BY_SIDE,
     ],
 }
 SUITE_TIMEOUT_S = 1800

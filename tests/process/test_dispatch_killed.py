@@ -32,7 +32,7 @@ __all__ = ["tmux"]
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.dispatching:app"]
 U = "crew"
-KILLS = int(os.environ.get("HOLDFAST_TEST_DISPATCH_KILLS", "8"))
+KILLS = int(os.environ.get("HOLDFAST_TEST_DISPATCH_KILLS", "5"))
 LEASE_S = "1"
 
 Up = Callable[..., Proc]
@@ -70,6 +70,10 @@ def stands(proc: Proc) -> bool:
 def numbers(agent: Agent) -> list[int]:
     found = [re.match(r"do number (\d+) \[hf:", text) for text in agent.texts]
     return [int(one[1]) for one in found if one]
+
+
+def notices(agent: Agent) -> list[str]:
+    return [text for text in agent.texts if "reason" in text]
 
 
 def delivered(store: Store) -> list[DispatchRecord]:
@@ -164,7 +168,8 @@ def test_dispatchers_killed_after_telling_the_leader_tell_it_nothing_twice(
                 kills += 1
                 dispatcher = up("dispatch", barrier=True)
     assert kills >= 3
-    told = [text for text in agent.texts if "reason" in text]
+    until(lambda: len(notices(agent)) >= 3, "the last notice")
+    told = notices(agent)
     assert [re.findall(r"reason \d", text) for text in told] == [[f"reason {n}"] for n in range(3)]
 
 

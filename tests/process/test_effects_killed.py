@@ -26,7 +26,7 @@ from tests.processes import Proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
 # In the terms 200; fewer where time is short.
-KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "20"))
+KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
 ADAPTERS = 4
 WIRES = 40
 # What has not moved for so long hangs.

@@ -32,7 +32,7 @@ MODULES = ("holdfast.roles.timer_worker", "holdfast.roles.firing", "holdfast.dur
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.waking:app"]
 # Of each kind of victim; in the issue's terms 200, fewer where time is short.
-KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "32"))
+KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "16"))
 VICTIMS = 4
 COUNT = 50
 QUEUES = (timers.delays("sleep"), timers.calendar("sleep"))
@@ -63,11 +63,16 @@ def store(home: Path) -> Iterator[Store]:
 
 
 @pytest.fixture
-def sleeper(store: Store) -> Iterator[WorldHandle[Sleeper]]:
-    """A world that lives here; who wakes it lives elsewhere."""
+def worlds(store: Store) -> Iterator[Runtime]:
+    """Worlds live here; who wakes them lives elsewhere."""
     runtime: Runtime = app.open(store, roles=("orchestrator", "world"))
     with runtime:
-        yield runtime.world(Sleeper, "sleeper")
+        yield runtime
+
+
+@pytest.fixture
+def sleeper(worlds: Runtime) -> WorldHandle[Sleeper]:
+    return worlds.world(Sleeper, "sleeper")
 
 
 @pytest.fixture
@@ -115,16 +120,22 @@ def kill(victims: list[Proc]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(60 + 4 * KILLS)
 def test_timers_fire_once_and_in_time_however_many_workers_are_killed_while_they_fire(
-    up: Start, claimer: Start, sleeper: WorldHandle[Sleeper], store: Store, home: Path
+    up: Start,
+    claimer: Start,
+    worlds: Runtime,
+    sleeper: WorldHandle[Sleeper],
+    store: Store,
+    home: Path,
 ) -> None:
     sent = in_flight = in_hand = 0
 
     def set_timers(count: int, seconds: float) -> None:
         nonlocal sent
         before = pending(store)
-        for _ in range(count):
-            sleeper.send(Slept(sent, seconds, calendar=bool(sent % 2)))
-            sent += 1
+        # All at once: none is to be due before the last is set.
+        sleeps = [Slept(n, seconds, calendar=bool(n % 2)) for n in range(sent, sent + count)]
+        worlds.send_many([(sleeper, one) for one in sleeps])
+        sent += count
         until(lambda: pending(store) >= before + count, "timers that are set")
 
     while in_flight < KILLS or in_hand < KILLS:
@@ -144,10 +155,10 @@ def test_timers_fire_once_and_in_time_however_many_workers_are_killed_while_they
         for worker in workers:
             worker.expect("ready")
         until(lambda: pending(store) == 0, "what the dead had claimed")
-        set_timers(4, 0.3)
+        set_timers(4, 0.5)
         writer = writer_of(home)
         writer.stop()
-        pass_by(store, 350 * MS)
+        pass_by(store, 550 * MS)
         if pending(store) == 4:
             in_flight += VICTIMS
         kill(workers)

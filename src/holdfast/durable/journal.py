@@ -63,12 +63,14 @@ class Kept(Record, frozen=True):
     blob: bytes = b""
 
 
-def append(txn: Txn, subject: str, bodies: Sequence[bytes], *, expected_head: int) -> Head:
-    """Add entries on top of the head that the caller knows; the new head."""
+def append(
+    txn: Txn, subject: str, bodies: Sequence[bytes], *, expected_head: int | None = None
+) -> Head:
+    """Add entries on top of the head that the caller knows (None: on whatever it is); the new head."""
     check_limit(len(bodies), "bodies")
     keys = _keys(subject)
     was = head(txn, subject)
-    if was.height != expected_head:
+    if expected_head is not None and was.height != expected_head:
         raise HeadMoved(subject=subject, expected=expected_head, found=was.height)
     if not bodies:
         return was

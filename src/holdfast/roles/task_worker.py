@@ -36,7 +36,7 @@ from holdfast.roles.task_run import (
 from holdfast.runner.bell import Bell
 from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.runner.tending import HandsLost
-from holdfast.store.api import Standing, Store, Txn
+from holdfast.store.api import Standing, Store, Txn, glance
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import End, Hold, Leased, Report, Turned
@@ -175,7 +175,8 @@ class TaskWorker:
         self._bell = Bell(self.store, self._topics, name=self.worker)
         try:
             while not self._stopping.is_set():
-                since = self.store.wait(self._topics, since, 0.0)
+                if self._standing is None:
+                    since = self.store.wait(self._topics, since, 0.0)
                 more = self.step()
                 self.rounds += 1
                 if not more and not self._stopping.is_set():
@@ -271,6 +272,12 @@ class TaskWorker:
         try:
             if self._unsure:
                 self._recover()
+            if self._standing is not None and self._standing.answered:
+                self._stand_down()
+                if self._hands.busy and not self._looking:
+                    # They begin at once, with the interpreter to themselves; whatever else is due soon is
+                    # looked at when it is.
+                    return False
             self._collect()
             self._attend()
             self._upkeep()
@@ -304,7 +311,7 @@ class TaskWorker:
         """Report and lease in one commit."""
         if self._standing is not None:
             if not self._standing.answered:
-                self._due_ns = self.store.read(next_due_ns, self.universe)
+                self._due_ns = glance(self.store, next_due_ns, self.universe)
                 if self._due_ns is None or self.store.now_ns() < self._due_ns:
                     return False
             self._stand_down()
@@ -352,7 +359,7 @@ class TaskWorker:
             # What was found when we last looked, and not asked for yet.
             found, self._offers = self._offers[:QUEUES_ASKED], self._offers[QUEUES_ASKED:]
         else:
-            found, self._due_ns = self.store.read(self._look, self.queues, rooms)
+            found, self._due_ns = glance(self.store, self._look, self.queues, rooms)
             found, self._offers = found[:QUEUES_ASKED], found[QUEUES_ASKED:]
         if not found:
             return found
@@ -418,7 +425,7 @@ class TaskWorker:
             self._looking = self._more or bool(self._offers)
             self._suspects = leased.suspects
         if not limit or not self._looking:
-            self._due_ns = self.store.read(next_due_ns, self.universe)
+            self._due_ns = glance(self.store, next_due_ns, self.universe)
         if leased.revocations != self._revocations:
             self._revocations = leased.revocations
             self._look_for_lost()
@@ -439,8 +446,8 @@ class TaskWorker:
         if now_ns - self._progress_ns >= PROGRESS_NS:
             self._progress_ns = now_ns
             self._tell_progress()
-        revocations: int = self.store.read(
-            lambda txn: txn.count(keys_of(self.universe).revocations)
+        revocations: int = glance(
+            self.store, lambda txn: txn.count(keys_of(self.universe).revocations)
         )
         if revocations != self._revocations:
             self._revocations = revocations

@@ -20,6 +20,7 @@ from holdfast.clock import MS, SYSTEM
 from holdfast.errors import HoldfastError, Invalid, NotFound, StoreBusy, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.engine import guard_schema
+from holdfast.store.redo import forget
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
 from holdfast.store.writer import take_lock
 
@@ -62,6 +63,7 @@ def restore(source: Path, target: Path) -> int:
         shutil.copyfile(source / "data.mdb", partial / "data.mdb")
         generation = _renew(partial, above=_generation_of(target))
         _sync(partial / "data.mdb")
+        forget(target)
         os.replace(partial / "data.mdb", target / "data.mdb")
         (target / "lock.mdb").unlink(missing_ok=True)
         _sync(target)
@@ -92,8 +94,11 @@ def _fill_up(backend: LmdbBackend, path: Path) -> None:
 
 def _generation_of(path: Path) -> int:
     """The generation of the store that is about to be replaced; 0 if there is none to be read."""
+    if not (path / "data.mdb").exists():
+        return 0
     try:
-        backend = LmdbBackend(path, readonly=True)
+        # Not for reading only: what its log has to add is added, so that the log can go.
+        backend = LmdbBackend(path, readonly=False)
     except HoldfastError:
         return 0
     try:

@@ -10,7 +10,7 @@ import errno
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import cast
+from typing import Protocol, cast
 
 import lmdb
 
@@ -26,6 +26,7 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store.api import Row
+from holdfast.store.redo import Change, Recovery, Redo, forget
 
 NETWORK_FILESYSTEMS = frozenset(
     {"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "gpfs", "beegfs"}
@@ -38,13 +39,28 @@ NETWORK_FILESYSTEMS = frozenset(
 Get = Callable[[bytes], bytes | None]
 
 
-class LmdbBackend:
-    """The environment of one directory. One per process and directory, never across a fork."""
+class Cursor(Protocol):
+    def set_range(self, key: bytes, /) -> bool: ...
+    def prev(self) -> bool: ...
+    def last(self) -> bool: ...
+    def item(self) -> Row: ...
+    def iternext(self) -> Iterator[Row]: ...
+    def iterprev(self) -> Iterator[Row]: ...
 
-    def __init__(self, path: Path, *, readonly: bool) -> None:
+
+class LmdbBackend:
+    """The environment of one directory. One per process and directory, never across a fork.
+
+    Whoever writes holds the writer's lock. With `logged`, commits are made durable by a redo log; without,
+    LMDB syncs each.
+    """
+
+    def __init__(self, path: Path, *, readonly: bool, logged: bool = False) -> None:
         self.path = path
+        self._redo: Redo | None = None
         try:
             if not readonly:
+                recovery = Recovery(path)
                 _reserve_lock_file(path)
             self.env = lmdb.open(
                 str(path),
@@ -56,15 +72,35 @@ class LmdbBackend:
                 readahead=False,
                 max_spare_txns=64,
                 create=not readonly,
+                sync=not logged,
             )
+            if not readonly:
+                self._take_up(recovery, logged)
             self._lock_inode = os.stat(path / "lock.mdb").st_ino
         except (lmdb.Error, OSError) as error:
             raise storage_error(error, path) from None
         self._begin = self.env.begin
 
+    def _take_up(self, recovery: Recovery, logged: bool) -> None:
+        try:
+            recovery.replay(self.env)
+            if logged:
+                self._redo = Redo(self.path, self.env, round=recovery.round)
+            elif recovery.found:
+                forget(self.path)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def tick(self) -> None:
+        """To be called now and then by whoever commits."""
+        if self._redo is not None:
+            self._redo.tick()
+
     def begin(self) -> LmdbTxn:
         try:
-            return LmdbTxn(self.env.begin(write=True, buffers=False), self.path)
+            txn = self.env.begin(write=True, buffers=False)
+            return LmdbTxn(txn, self.path, self._redo)
         except lmdb.Error as error:
             raise storage_error(error, self.path) from None
 
@@ -81,7 +117,11 @@ class LmdbBackend:
         return storage_error(error, self.path) if isinstance(error, lmdb.Error) else None
 
     def close(self) -> None:
-        self.env.close()
+        try:
+            if self._redo is not None:
+                self._redo.close()
+        finally:
+            self.env.close()
 
     def abandon(self) -> None:
         """Close in a forked child, without a trace in the reader table of its parent.
@@ -115,18 +155,31 @@ class LmdbSnapshot:
 
 
 class LmdbTxn:
-    __slots__ = ("_path", "_txn", "get", "id")
+    __slots__ = ("_changes", "_cursor", "_path", "_redo", "_txn", "get", "id")
 
-    def __init__(self, txn: lmdb.Transaction, path: Path) -> None:
+    def __init__(self, txn: lmdb.Transaction, path: Path, redo: Redo | None) -> None:
         self._txn = txn
         self._path = path
+        self._redo = redo
+        self._changes: list[Change] = []
         self.id: int = txn.id()
         self.get = cast(Get, txn.get)
+        self._cursor: Cursor = cast(Cursor, txn.cursor())
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
+        if limit == 1 and not reverse:
+            # Operations ask again and again whether there is anything: one cursor does for that.
+            if lo < hi and self._cursor.set_range(lo):
+                row = self._cursor.item()
+                if row[0] < hi:
+                    return [row]
+            return []
         return scan(self._txn, lo, hi, limit, reverse)
 
     def put_many(self, rows: Iterable[Row]) -> None:
+        if self._redo is not None:
+            rows = list(rows)
+            self._changes += rows
         try:
             with self._txn.cursor() as cursor:
                 cursor.putmulti(rows)
@@ -134,16 +187,31 @@ class LmdbTxn:
             raise storage_error(error, self._path) from None
 
     def delete(self, key: bytes) -> None:
+        if self._redo is not None:
+            self._changes.append((key, None))
         try:
             self._txn.delete(key)
         except lmdb.Error as error:
             raise storage_error(error, self._path) from None
 
     def commit(self) -> None:
+        redo = self._redo
         try:
+            if redo is not None:
+                try:
+                    redo.append(self.id, self._changes)
+                except BaseException:
+                    self._txn.abort()
+                    raise
             self._txn.commit()
-        except lmdb.Error as error:
+        except OSError as error:
             raise storage_error(error, self._path) from None
+        except lmdb.Error as error:
+            if redo is not None:
+                redo.void()
+            raise storage_error(error, self._path) from None
+        if redo is not None:
+            redo.committed()
 
     def abort(self) -> None:
         self._txn.abort()
@@ -155,18 +223,19 @@ def scan(
     found: list[Row] = []
     if lo >= hi:
         return found
-    with txn.cursor() as cursor:
+    with txn.cursor() as made:
+        cursor: Cursor = made  # type: ignore[assignment]
         if reverse:
             placed = cursor.prev() if cursor.set_range(hi) else cursor.last()
             if placed:
-                for row in cast(Iterator[Row], cursor.iterprev()):
+                for row in cursor.iterprev():
                     if row[0] < lo:
                         break
                     found.append(row)
                     if len(found) == limit:
                         break
         elif cursor.set_range(lo):
-            for row in cast(Iterator[Row], cursor.iternext()):
+            for row in cursor.iternext():
                 if row[0] >= hi:
                     break
                 found.append(row)

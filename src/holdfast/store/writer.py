@@ -116,6 +116,7 @@ class Writer:
                     self._send(connection)
             if self._work:
                 self._commit()
+            self._backend.tick()
             now_ns = SYSTEM.mono_ns()
             if self._connections:
                 alone_since_ns = now_ns
@@ -378,7 +379,7 @@ def take_lock(path: Path) -> int | None:
 
 def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, Engine]:
     """The rows and the engine of a directory. The caller holds the lock."""
-    backend = LmdbBackend(path, readonly=False)
+    backend = LmdbBackend(path, readonly=False, logged=True)
     try:
         if not check_length(backend):
             touch_all(backend)

@@ -13,6 +13,7 @@ from holdfast.tasks.records import Log
 from holdfast.tasks.rows import (
     Body,
     Keys,
+    Limits,
     Spec,
     Status,
     Tally,
@@ -46,6 +47,7 @@ class Decision:
         self._woken: set[str] = set()
         # Limits under which there may be room now.
         self._roomy: set[tuple[str, str]] = set()
+        self._limits: dict[str, Limits] = {}
 
     def close(self) -> None:
         txn, keys = self.txn, self.keys
@@ -77,6 +79,12 @@ class Decision:
 
     def wake(self, queue: str) -> None:
         self._woken.add(queue)
+
+    def limits(self, queue: str) -> Limits:
+        found = self._limits.get(queue)
+        if found is None:
+            found = self._limits[queue] = limits_of(self.txn, self.keys, queue)
+        return found
 
     # -- places --------------------------------------------------------------------------------
 
@@ -225,7 +233,7 @@ class Decision:
 
     def _admit(self, queue: str, limit: str) -> None:
         txn = self.txn
-        most = limits_of(txn, self.keys, queue).per_key
+        most = self.limits(queue).per_key
         parking = self.keys.parked + _parking(queue, limit)
         left = txn.count(self.running_key(queue, limit))
         room = max(most - left, 0) if most else DEPENDENTS_MAX
@@ -246,7 +254,7 @@ class Decision:
         self.tally.add(spec.queue, "leased", -1)
         if body.limit:
             self.end_limited(spec, body.limit)
-        if limits_of(self.txn, self.keys, spec.queue).concurrency:
+        if self.limits(spec.queue).concurrency:
             self.wake(spec.queue)
 
     def ended(self, seq: int, spec: Spec, place: str, *, awaited: bool) -> None:

@@ -31,7 +31,6 @@ from holdfast.tasks.rows import (
     decode_status,
     int_at,
     keys_of,
-    limits_of,
     missing,
     pack,
     pack_int,
@@ -110,7 +109,10 @@ def grant(
     alone: bool,
     rooms: tuple[int, ...],
     names: frozenset[str],
+    *,
+    swept: bool = False,
 ) -> Leased:
+    """What an operation that leases does. `swept` if it has seen that nothing is overdue."""
     check_name("worker", worker)
     check_limit(limit)
     limit = min(limit, LEASE_BATCH_MAX)
@@ -119,7 +121,8 @@ def grant(
     left = list(rooms) or [limit] * len(KINDS)
     if len(left) != len(KINDS):
         raise Invalid(what="rooms", found=list(rooms), why="one for each kind, or none")
-    sweep(decision, limit + SWEEP_EXTRA)
+    if not swept:
+        sweep(decision, limit + SWEEP_EXTRA)
     decision.admit()
     grants: list[Grant] = []
     suspects = False
@@ -192,24 +195,25 @@ def _grant_from(
     suspects: bool,
 ) -> None:
     txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
-    limits = limits_of(txn, keys, queue)
     limit = _room(decision, queue, limit)
     if limit <= 0:
         return
+    limits = decision.limits(queue)
     place = "suspect" if suspects else "ready"
     lane = (keys.suspects if suspects else keys.ready) + packed_text(queue) + pack_int(kind)
     bodies, statuses = keys.bodies, keys.statuses
     get, put, delete = txn.get, txn.put, txn.delete
     # Leases of equal length are one batch: one number, one row to find them by when they are overdue.
     batches: dict[int, tuple[int, int, list[int]]] = {}
-    number = txn.count(keys.lease)
+    number = 0
     begun = parked = size = 0
-    start = lane
+    start, more = lane, True
     while begun < limit and size < LEASE_BYTES_MAX:
-        page = txn.scan(start, tuples.after(lane), limit - begun)
+        wanted = limit - begun
+        page = txn.scan(start, tuples.after(lane), wanted) if more else []
         if not page:
             break
-        start = page[-1][0] + b"\x00"
+        start, more = page[-1][0] + b"\x00", len(page) == wanted
         txn.prefetch(prefix + seq for _, seq in page for prefix in (bodies, statuses))
         if parked >= PARKED_MAX:
             decision.wake(queue)
@@ -234,7 +238,7 @@ def _grant_from(
             was = FRESH if row is None else decode_status(row)
             batch = batches.get(spec.lease_ns)
             if batch is None:
-                number += 1
+                number = (number or txn.count(keys.lease)) + 1
                 batch = batches[spec.lease_ns] = (number, now_ns + spec.lease_ns, [])
             lease_no, expires_ns, seqs = batch
             after = board.granted(was, lease_no, worker, expires_ns, now_ns)
@@ -274,11 +278,12 @@ def _grant_from(
 
 def _room(decision: Decision, queue: str, wanted: int) -> int:
     """How many of those wanted the queue's own limit allows."""
-    txn, keys = decision.txn, decision.keys
-    most = limits_of(txn, keys, queue).concurrency
+    most = decision.limits(queue).concurrency
     if not most:
         return wanted
-    leased = counts_of(txn, keys, queue).leased + decision.tally.change(queue, "leased")
+    leased = counts_of(decision.txn, decision.keys, queue).leased + decision.tally.change(
+        queue, "leased"
+    )
     return max(min(wanted, most - leased), 0)
 
 

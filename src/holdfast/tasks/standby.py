@@ -38,7 +38,8 @@ def lease_when(
     if not due and not offering(txn, universe, queues, names, kinds):
         raise NotYet(what="task", worker=worker)
     decision = Decision(txn, universe)
-    granted = grant(decision, worker, queues, limit, False, rooms, frozenset(names))
+    swept = next_ns is None or next_ns > txn.now_ns
+    granted = grant(decision, worker, queues, limit, False, rooms, frozenset(names), swept=swept)
     if not due and not granted.grants and not granted.suspects:
         raise NotYet(what="task", worker=worker)
     decision.close()

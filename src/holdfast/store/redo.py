@@ -1,0 +1,386 @@
+"""The redo log of an embedded store: a commit is durable by one append and one sync.
+
+LMDB below it commits without syncing. What that needs to survive a power cut:
+
+- A *base*: a commit of LMDB whose pages are all on disk. A snapshot of it is kept open, so LMDB reuses
+  none of its pages, and a copy of its meta page is kept here, because LMDB overwrites that.
+- Every commit since, as a record that was synced before LMDB was told to commit: nobody ever sees what
+  could be lost.
+
+A *checkpoint* makes the latest commit the base, beside the commits that go on: it syncs LMDB's file, then
+says so in the header of the log. There are two logs that take turns; commits go into one while the other's
+are still needed. Recovery puts the meta page of the base back and commits the records after it again, with
+the numbers they had.
+
+If others have the store open, the machine has not lost what LMDB wrote: then only a commit that was logged,
+and that LMDB was not told of any more, is made up for.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import struct
+import threading
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import lmdb
+import msgspec
+
+from holdfast.clock import SYSTEM
+from holdfast.config import REDO_BYTES, REDO_BYTES_MAX, REDO_COMMITS, REDO_NS
+from holdfast.errors import StoreCorrupt, StoreError
+
+FILES = ("redo.0", "redo.1")
+DATA = "data.mdb"
+LOCK = "lock.mdb"
+
+# A key and its value, None if it was deleted.
+Change = tuple[bytes, bytes | None]
+
+_MAGIC = b"holdfast redo 1\n"
+_HEADER_BYTES = 4096
+# A header is never written over one that is needed: the first says that a round has begun, or that the log
+# is closed, the second that its base is on disk.
+_BEGUN_AT, _BASED_AT = _HEADER_PLACES = (0, 2048)
+# CRC-32 of what follows it, and its length.
+_HEAD = struct.Struct("<II")
+# The same, the round of the log, the number of the commit.
+_RECORD = struct.Struct("<IIQQ")
+_encode = msgspec.msgpack.Encoder().encode
+_changes: msgspec.msgpack.Decoder[list[Change]] = msgspec.msgpack.Decoder(list[Change])
+
+# Where LMDB's meta pages have what: the page's own number, the magic, the transaction.
+_META_BYTES = 152
+_META_COUNT = 2
+_PGNO = struct.Struct("<Q")
+_META_MAGIC, _META_MAGIC_AT = struct.pack("<I", 0xBEEFC0DE), 16
+_TXN, _TXN_AT = struct.Struct("<Q"), 144
+
+
+class Header(msgspec.Struct, array_like=True, frozen=True):
+    """What a log says of itself. `meta` is the base's; while it is empty, the base is the other log's.
+    A log that is `closed` is not needed: all there is has been synced."""
+
+    round: int
+    base: int
+    meta: bytes = b""
+    closed: bool = False
+
+
+_header: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
+
+
+class Redo:
+    """The log of an open environment. One thread commits; a second one syncs beside it."""
+
+    def __init__(self, path: Path, env: lmdb.Environment, *, round: int) -> None:
+        self._env = env
+        self._psize = int(env.stat()["psize"])
+        self._data = os.open(path / DATA, os.O_RDONLY | os.O_CLOEXEC)
+        self._files = [_open(path / name) for name in FILES]
+        self._round = round
+        # The number of the next commit, and where its record will be.
+        self._next = 0
+        self._at = self._last_at = _HEADER_BYTES
+        self._commits = 0
+        self._since_ns = 0
+        self._failure: BaseException | None = None
+        self._asked: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        # Set while no checkpoint is under way.
+        self._settled = threading.Event()
+        self._settled.set()
+        self._bases: list[lmdb.Transaction] = []
+        _sync_directory(path)
+        self._thread = threading.Thread(target=self._serve, name="holdfast-redo", daemon=True)
+        self._thread.start()
+        self.checkpoint()
+        self._wait()
+
+    # -- the committing thread -------------------------------------------------------------------
+
+    def append(self, id: int, changes: Sequence[Change]) -> None:
+        """Make a commit durable. If that fails, nothing has happened."""
+        if self._at > REDO_BYTES_MAX:
+            self._wait()
+            self.checkpoint()
+        self._check()
+        if id != self._next:
+            raise StoreCorrupt(what="commit", why="out of order", expected=self._next, found=id)
+        body = _encode(changes)
+        record = _record(self._round, id, body)
+        file = self._file
+        _write(file, record + body, self._at)
+        try:
+            os.fdatasync(file)
+        except OSError as error:
+            self._failure = error
+            raise
+        self._last_at, self._at = self._at, self._at + len(record) + len(body)
+
+    def void(self) -> None:
+        """The last append did not happen: LMDB could not commit it."""
+        self._at = self._last_at
+        _write(self._file, bytes(_RECORD.size), self._at)
+        os.fdatasync(self._file)
+
+    def committed(self) -> None:
+        """LMDB has committed what was appended."""
+        self._next += 1
+        if not self._commits:
+            self._since_ns = SYSTEM.mono_ns()
+        self._commits += 1
+        if self._commits >= REDO_COMMITS or self._at >= REDO_BYTES:
+            self.checkpoint()
+
+    def tick(self) -> None:
+        """To be called now and then: what was committed does not wait for ever to be checkpointed."""
+        self._check()
+        if self._commits and SYSTEM.mono_ns() - self._since_ns >= REDO_NS:
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Begin to make the latest commit the base, unless the last one is still on its way."""
+        if not self._settled.is_set():
+            return
+        self._check()
+        while len(self._bases) > 1:
+            self._bases.pop(0).abort()
+        base = self._env.begin()
+        self._bases.append(base)
+        id = base.id()
+        meta = os.pread(self._data, _META_BYTES, (id % _META_COUNT) * self._psize)
+        if _TXN.unpack_from(meta, _TXN_AT)[0] != id:
+            raise StoreCorrupt(what="meta page", why="it is not where it should be", commit=id)
+        self._round += 1
+        self._next = id + 1
+        self._at = self._last_at = _HEADER_BYTES
+        self._commits = 0
+        file, round = self._file, self._round
+        if os.fstat(file).st_size > REDO_BYTES_MAX:
+            os.ftruncate(file, REDO_BYTES_MAX)
+        # Records of this round count if those of the one before it lead up to them.
+        _write(file, _headed(Header(round, id)), _BEGUN_AT)
+
+        def settle() -> None:
+            self._env.sync(True)
+            _write(file, _headed(Header(round, id, meta)), _BASED_AT)
+            os.fdatasync(file)
+
+        self._settled.clear()
+        self._asked.put(settle)
+
+    def close(self) -> None:
+        """Leave nothing to recover."""
+        self._wait()
+        self.checkpoint()
+        self._wait()
+        id = self._bases[-1].id()
+        for base in self._bases:
+            base.abort()
+        self._asked.put(None)
+        self._thread.join()
+        _write(self._file, _headed(Header(self._round, id, closed=True)), _BEGUN_AT)
+        os.fdatasync(self._file)
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Close without a word, as if killed."""
+        self._asked.put(None)
+        for file in (*self._files, self._data):
+            os.close(file)
+
+    @property
+    def _file(self) -> int:
+        return self._files[self._round % len(self._files)]
+
+    def _wait(self) -> None:
+        self._settled.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            # What the system could not write it does not try again: only a new start knows what is there.
+            raise StoreError(what="sync", why=str(self._failure)) from self._failure
+
+    # -- the syncing thread ----------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (settle := self._asked.get()) is not None:
+            try:
+                settle()
+            except BaseException as error:
+                self._failure = error
+            self._settled.set()
+
+
+class Recovery:
+    """What the logs of a directory have to say, before LMDB's file is opened. The caller holds the
+    writer's lock."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        logs = [header for name in FILES if (header := _header_of(path / name)) is not None]
+        self.found = bool(logs)
+        # The next log has a higher one.
+        self.round = max((log.round for log in logs), default=0)
+        closed = any(log.closed and log.round == self.round for log in logs)
+        based = [] if closed else [log for log in logs if log.meta]
+        self._base = max(based, key=lambda log: log.round, default=None)
+        if self._base is not None and (path / DATA).exists() and _is_alone(path):
+            _put_back(path, self._base, list(_records(path, self._base)))
+
+    def replay(self, env: lmdb.Environment) -> None:
+        """Commit again what LMDB's file does not have."""
+        if self._base is None:
+            return
+        at = int(env.info()["last_txnid"])
+        for id, body in _records(self._path, self._base):
+            if id <= at:
+                continue
+            with env.begin(write=True) as txn:
+                if txn.id() != id:
+                    why = "the log does not go on from the file"
+                    raise StoreCorrupt(path=str(self._path), why=why)
+                for key, value in _changes.decode(body):
+                    if value is None:
+                        txn.delete(key)
+                    else:
+                        txn.put(key, value)
+        env.sync(True)
+
+
+def forget(path: Path) -> None:
+    """The file is about to be replaced: what the logs say is of another one."""
+    for name in FILES:
+        (path / name).unlink(missing_ok=True)
+    _sync_directory(path)
+
+
+def _records(path: Path, base: Header) -> Iterator[tuple[int, bytes]]:
+    """The commits after the base, in order, from its log and from the one after it."""
+    id = base.base
+    for round in (base.round, base.round + 1):
+        file = path / FILES[round % len(FILES)]
+        header = _header_of(file)
+        if header is None or header.round != round:
+            return
+        data = file.read_bytes()
+        at = _HEADER_BYTES
+        while (body := _body_at(data, at, round, id + 1)) is not None:
+            id += 1
+            at += _RECORD.size + len(body)
+            yield id, body
+
+
+def _body_at(data: bytes, at: int, round: int, id: int) -> bytes | None:
+    """What the record holds that begins here, if it is whole and the one that is to come."""
+    if at + _RECORD.size > len(data):
+        return None
+    _, size, of_round, of_id = _RECORD.unpack_from(data, at)
+    if (of_round, of_id) != (round, id) or at + _RECORD.size + size > len(data):
+        return None
+    body = data[at + _RECORD.size : at + _RECORD.size + size]
+    return body if data[at : at + _RECORD.size] == _record(round, id, body) else None
+
+
+def _record(round: int, id: int, body: bytes) -> bytes:
+    tail = _RECORD.pack(0, len(body), round, id)[4:]
+    return struct.pack("<I", zlib.crc32(body, zlib.crc32(tail))) + tail
+
+
+def _headed(header: Header) -> bytes:
+    body = _encode(header)
+    return _MAGIC + _HEAD.pack(zlib.crc32(body), len(body)) + body
+
+
+def _header_of(file: Path) -> Header | None:
+    """The latest thing that a log says of itself; None for one that is not there, or hardly begun."""
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(_HEADER_BYTES)
+    except FileNotFoundError:
+        return None
+    found = [header for at in _HEADER_PLACES if (header := _header_at(data, at)) is not None]
+    return max(found, key=lambda one: (one.round, one.closed, bool(one.meta)), default=None)
+
+
+def _header_at(data: bytes, at: int) -> Header | None:
+    start = at + len(_MAGIC) + _HEAD.size
+    if not data.startswith(_MAGIC, at) or len(data) < start:
+        return None
+    crc, size = _HEAD.unpack_from(data, at + len(_MAGIC))
+    body = data[start : start + size]
+    if len(body) != size or zlib.crc32(body) != crc:
+        return None
+    try:
+        return _header.decode(body)
+    except msgspec.MsgspecError:
+        return None
+
+
+def _is_alone(path: Path) -> bool:
+    """Whether nobody else has LMDB's file open: each has a lock on the first byte of its lock file."""
+    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
+
+
+def _put_back(path: Path, base: Header, records: list[tuple[int, bytes]]) -> None:
+    """Make the base the latest commit of LMDB's file again."""
+    fd = os.open(path / DATA, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        size = _page_size(fd)
+        metas = [os.pread(fd, _META_BYTES, n * size) for n in range(_META_COUNT)]
+        at = max(_TXN.unpack_from(meta, _TXN_AT)[0] for meta in metas)
+        last = records[-1][0] if records else base.base
+        if not base.base <= at <= last:
+            raise StoreCorrupt(
+                path=str(path / DATA),
+                why=f"the log has commits {base.base} to {last}, and the file is at {at}; "
+                "if the file was replaced on purpose, remove redo.0 and redo.1",
+            )
+        for n in range(_META_COUNT):
+            _write(fd, _PGNO.pack(n) + base.meta[_PGNO.size :], n * size)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _page_size(fd: int) -> int:
+    """LMDB takes the system's page size when it makes a file: the second meta page is there."""
+    for size in (1 << n for n in range(9, 17)):
+        page = os.pread(fd, _META_BYTES, size)
+        if page[_META_MAGIC_AT:].startswith(_META_MAGIC) and _PGNO.unpack_from(page)[0] == 1:
+            return size
+    raise StoreCorrupt(what=DATA, why="it has no meta pages")
+
+
+def _open(file: Path) -> int:
+    fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # On a disk that is full, what frees space has to be logged, too.
+    os.posix_fallocate(fd, 0, _HEADER_BYTES + REDO_BYTES)
+    return fd
+
+
+def _write(fd: int, data: bytes, at: int) -> None:
+    view = memoryview(data)
+    while view:
+        wrote = os.pwrite(fd, view, at)
+        view, at = view[wrote:], at + wrote
+
+
+def _sync_directory(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
