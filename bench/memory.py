@@ -13,6 +13,7 @@ from bench.workers import Crew
 from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.store import tuples
+from holdfast.store.rows import LmdbBackend
 from holdfast.store.schema import Space
 
 ROWS_PER_COMMIT = 100_000
@@ -53,6 +54,8 @@ def memory(place: Place) -> Record:
 def build(path: Path, keys: int) -> None:
     """Rows in key order, appended, synced once at the end. Nobody has the store open."""
     prefix = tuples.pack((int(Space.APP_STATE), "bench-memory"))
+    # What its writer left in the log is taken up, and the log ended: this goes past it.
+    LmdbBackend(path, readonly=False).close()
     with lmdb.open(str(path), map_size=MAP_BYTES, readahead=False, sync=False) as env:
         for start in range(0, keys, ROWS_PER_COMMIT):
             with env.begin(write=True) as txn, txn.cursor() as cursor:

@@ -12,6 +12,7 @@ from holdfast.durable import journal
 from holdfast.store.api import Txn
 from holdfast.world import catalog
 from holdfast.world.catalog import subject_of
+from holdfast.world.cycle import entries_topic
 
 SEND_BATCH = 500
 # Rates are looked at this often, or seldom enough that looking takes a tenth of a core at most.
@@ -19,6 +20,7 @@ POLL_S = 0.002
 POLL_SHARE = 0.1
 # Latency is looked at more often than a rate.
 LATENCY_POLL_S = 0.0002
+WAIT_S = 1.0
 WITHIN_S = 300.0
 
 
@@ -29,6 +31,7 @@ class FlowClient:
         self.universe = self.runtime.universe
         self._names = itertools.count()
         self._subjects: dict[str, str] = {}
+        self._served = path.startswith("postgresql:")
 
     def new(self, count: int) -> list[str]:
         """Names of worlds that there are not yet."""
@@ -75,11 +78,15 @@ class FlowClient:
                 time.sleep(max(POLL_S, (time.perf_counter() - looked) / POLL_SHARE))
 
     def until_height(self, subject: str, height: int) -> None:
-        """Until the journal of one world has this height, looked at often."""
-        began = time.perf_counter()
+        """Until the journal of one world has this height: looked at often, or, where looking would keep a
+        server busy, when it says so."""
+        began, since = time.perf_counter(), 0
         while self.store.read(journal.head, subject).height < height:
             in_time(began)
-            time.sleep(LATENCY_POLL_S)
+            if self._served:
+                since = self.store.wait(entries_topic(subject), since, WAIT_S)
+            else:
+                time.sleep(LATENCY_POLL_S)
 
     def close(self) -> None:
         self.runtime.close()

@@ -141,9 +141,17 @@ def _of(what: str, found: dict[str, float]) -> dict[str, float]:
 class _Worlds(Holdfast):
     place = PgPlace
 
+    def ways(self) -> dict[str, str]:
+        seen = "send, until the journal's head has moved, looked at when its topic rings"
+        return super().ways() | {"latency": seen}
+
 
 class _Effects(HoldfastEffects):
     place = PgPlace
+
+    def ways(self) -> dict[str, str]:
+        seen = super().ways()["steps"].replace("every 0.2 ms", "when its topic rings")
+        return super().ways() | {"steps": seen}
 
 
 class _Tasks(HoldfastTasks):

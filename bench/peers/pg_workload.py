@@ -39,6 +39,7 @@ MEASURES = {
 # Those that are told as so many times the inserts of one connection, in the same turn.
 AGAINST_RAW = ("batch", "senders", "chains_64", "single", "batched", "drain_10k", "end_to_end")
 EXTRA = {
+    "ran_p95": "ms",
     **{f"insert_{count}": "inserts/s" for count in RAW_CONNECTIONS},
     **{f"{name}_raw": "× insert_1" for name in AGAINST_RAW},
     "message_p50": "ms",

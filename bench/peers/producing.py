@@ -59,21 +59,26 @@ async def in_batches(
 async def paced(
     enqueue: Callable[[int], Awaitable[Any]], count: int, per_s: float
 ) -> dict[str, Any]:
-    due = time.perf_counter()
+    """One every so often; when each was sent, and when it was known to be durable."""
+    due, acks = time.perf_counter(), []
     for _ in range(count):
         due += 1 / per_s
         await asyncio.sleep(max(due - time.perf_counter(), 0))
-        await enqueue(time.monotonic_ns())
-    return {"count": count}
+        sent_ns = time.monotonic_ns()
+        await enqueue(sent_ns)
+        acks.append((sent_ns, time.monotonic_ns()))
+    return {"count": count, "acks": acks}
 
 
 def paced_calls(enqueue: Callable[[int], Any], count: int, per_s: float) -> dict[str, Any]:
-    due = time.perf_counter()
+    due, acks = time.perf_counter(), []
     for _ in range(count):
         due += 1 / per_s
         time.sleep(max(due - time.perf_counter(), 0))
-        enqueue(time.monotonic_ns())
-    return {"count": count}
+        sent_ns = time.monotonic_ns()
+        enqueue(sent_ns)
+        acks.append((sent_ns, time.monotonic_ns()))
+    return {"count": count, "acks": acks}
 
 
 def on_loop(

@@ -162,7 +162,9 @@ the same for them.
 - `end_to_end`: `single` while a worker takes them, from the first call until the last is done;
   `end_to_end_batched`: the same with `batched`
 - `p50`, `p95`: one task every 20 ms, from just before the call that enqueues it until its function
-  has returned in the worker, both by the clock that the processes share
+  has returned in the worker and the call has, which it does when the task is durable. `ran_p95`: until
+  the function has returned, durable or not: RabbitMQ's classic queue hands a task to a worker that waits
+  before it is on disk, the others after
 - `idle`: processor time of worker and server while there is nothing to do
 - `cold`: a process starts, makes a store, enqueues a task and has it done, for those that need no
   server; `worker_start`: a worker starts and has a task done that waits for it

@@ -32,7 +32,7 @@ class HoldfastTasks:
         engine = ".".join(str(part) for part in lmdb.version())
         return {
             "version": f"holdfast {__version__}, py-lmdb {lmdb.__version__}, LMDB {engine}",
-            "durability": "embedded store, fsync on (LMDB sync=True), group commit",
+            "durability": "embedded store, fsync on (a redo log, one fdatasync a group commit)",
             **self.ways(),
         }
 

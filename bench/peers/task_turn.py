@@ -96,11 +96,17 @@ class TaskTurn:
     def latency(self, amount: TaskAmount) -> dict[str, float]:
         with self._tasks.worker():
             self._done(self._ask("paced", count=WARM_PACED, per_s=LATENCY_PER_S)["count"])
-            records = self._done(
-                self._ask("paced", count=amount.paced, per_s=LATENCY_PER_S)["count"]
-            )
-        took = [(done_ns - sent_ns) / 1e6 for sent_ns, done_ns in records]
-        return {"p50": percentile(took, 0.5), "p95": percentile(took, 0.95)}
+            asked = self._ask("paced", count=amount.paced, per_s=LATENCY_PER_S)
+            records = self._done(asked["count"])
+        # Some hand a task to a worker before it is on disk: it counts when it is there, too.
+        acked = dict(asked["acks"])
+        ran = [(done_ns - sent_ns) / 1e6 for sent_ns, done_ns in records]
+        took = [(max(done_ns, acked[sent_ns]) - sent_ns) / 1e6 for sent_ns, done_ns in records]
+        return {
+            "p50": percentile(took, 0.5),
+            "p95": percentile(took, 0.95),
+            "ran_p95": percentile(ran, 0.95),
+        }
 
     def idle(self, amount: TaskAmount) -> dict[str, float]:
         with self._tasks.worker() as worker:

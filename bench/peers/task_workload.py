@@ -3,7 +3,8 @@
     enqueue      tasks put by many callers, and by one in batches, while nothing takes them
     drain        a worker takes and runs what is there: 10,000 tasks, and 200,000
     end_to_end   both at once
-    latency      one task every 20 ms: from before its enqueueing until its function has returned
+    latency      one task every 20 ms: from before its enqueueing until it is durable, and its function
+                 has returned
     idle         processor time of worker and server while there is nothing to do
     cold         from the start of a process until its first task is done
 
@@ -34,6 +35,7 @@ MEASURES = {
 EXTRA = {
     "single_threads": "tasks/s",
     "p50": "ms",
+    "ran_p95": "ms",
     "flat": "×",
     "idle": "% of a core",
     "cold": "ms",

@@ -149,7 +149,12 @@ class Redo:
         self._check()
         while len(self._bases) > 1:
             self._bases.pop(0).abort()
-        base = self._env.begin()
+        try:
+            base = self._env.begin()
+        except lmdb.ReadersFullError:
+            if not self._bases:
+                raise
+            return  # the log grows until there is room for another snapshot
         self._bases.append(base)
         id = base.id()
         meta = os.pread(self._data, _META_BYTES, (id % _META_COUNT) * self._psize)
