@@ -25,6 +25,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.adapters import agent as agents
 from holdfast.adapters.tmux import Tmux
 from tests.process.watch import until
 from tests.processes import ROOT
@@ -33,6 +34,7 @@ INSTALL = "apt-get install -y tmux"
 AGENT = ROOT / "tests" / "pane_agent.py"
 COLUMNS, ROWS = 80, 24
 PANES_MAX = 50
+PATIENCE_S = 20.0
 _numbers = count(1)
 
 
@@ -137,6 +139,9 @@ def serving() -> Iterator[TmuxServer]:
 
 
 @pytest.fixture
-def tmux() -> Iterator[TmuxServer]:
+def tmux(monkeypatch: pytest.MonkeyPatch) -> Iterator[TmuxServer]:
+    # On a busy machine an agent shows late what it was given: that is no reason to press again.
+    monkeypatch.setattr(agents, "TAKEN_S", PATIENCE_S)
+    monkeypatch.setattr(agents, "PRESS_AGAIN_S", PATIENCE_S / 2)
     with serving() as server:
         yield server

@@ -44,7 +44,7 @@ def pooled(url: str, *, mode: str, takes_options: bool = True) -> Iterator[str]:
             yield f"postgresql://postgres@{HOST}:{port}{parts.path}"
         finally:
             process.terminate()
-            process.wait(10)
+            process.wait(30)
 
 
 def _listens(port: int) -> bool:

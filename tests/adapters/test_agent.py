@@ -33,7 +33,7 @@ def typist(tmux: TmuxServer) -> Typist:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(tmux: TmuxServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is not taken at once is not waited for long."""
     monkeypatch.setattr(adapter, "APPEARS_S", 0.3)
     monkeypatch.setattr(adapter, "TAKEN_S", 0.6)
@@ -56,7 +56,10 @@ def test_each_program_gets_its_presses(
     assert agent.submitted == [marked("hello", MARK)] + [""] * (presses - 1)
 
 
-def test_a_draft_that_still_stands_is_submitted_again(tmux: TmuxServer, typist: Typist) -> None:
+def test_a_draft_that_still_stands_is_submitted_again(
+    tmux: TmuxServer, typist: Typist, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(adapter, "PRESS_AGAIN_S", 0.7)
     agent = tmux.agent("worker", "paste")
     assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.CONFIRMED
     agent.expect(marked("hello", MARK))

@@ -52,7 +52,7 @@ def dispatching(store: Store) -> Dispatching:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def impatient(tmux: TmuxServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(typing, "APPEARS_S", 0.2)
     monkeypatch.setattr(typing, "TAKEN_S", 0.2)
 

@@ -26,11 +26,14 @@ from holdfast.adapters.errors import (
 from holdfast.adapters.smtp import Server
 from holdfast.errors import Invalid, Timeout, ValueTooLarge
 from tests.adapters.rig import context_for
+from tests.pgcluster import free_port
 
 MODULES = ("holdfast.adapters.email", "holdfast.adapters.smtp")
 
 ME = "robot@example.org"
 SECRET = "very-secret"
+# What a server may take to be there, on a busy machine.
+START_S = 30.0
 
 
 class Inbox:
@@ -58,18 +61,14 @@ class Inbox:
         return self.at_end
 
 
-def free_port() -> int:
-    """The controller visits itself to see that it is up, so it has to be told its port."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port: int = free.getsockname()[1]
-        return port
-
-
 @contextmanager
 def receiving(inbox: Inbox | None = None, **options: Any) -> Iterator[tuple[Inbox, int]]:
     inbox = inbox or Inbox()
+    # The controller visits itself to see that it is up, so it has to be told its port.
     port = free_port()
-    controller = Controller(inbox, hostname="127.0.0.1", port=port, **options)
+    controller = Controller(
+        inbox, hostname="127.0.0.1", port=port, ready_timeout=START_S, **options
+    )
     controller.start()
     try:
         yield inbox, port
@@ -325,7 +324,9 @@ def receiving_tls(context: ssl.SSLContext, ca_file: str) -> Iterator[tuple[Inbox
                 tls.recv(1024)
 
     inbox, port = Inbox(), free_port()
-    controller = Trusting(inbox, hostname="127.0.0.1", port=port, ssl_context=context)
+    controller = Trusting(
+        inbox, hostname="127.0.0.1", port=port, ssl_context=context, ready_timeout=START_S
+    )
     controller.start()
     try:
         yield inbox, port

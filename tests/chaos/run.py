@@ -362,14 +362,22 @@ class Chaos:
                 time.sleep(0.1)
         self._expect_ready()
         for worker in self._workers:
+            # Who was started a moment ago does not listen to signals yet.
+            worker.expect_ready()
             worker.proc.terminate()
         for worker in self._workers:
             self._expect_end(worker)
 
     def _expect_ready(self) -> None:
-        with python_proc("holdfast.cli", "ready", "--store", self.url, ready=None) as asked:
-            if asked.wait(READY_S):
+        """After the last fault a worker may still be on its way back."""
+        deadline = time.monotonic() + READY_S
+        while True:
+            with python_proc("holdfast.cli", "ready", "--store", self.url, ready=None) as asked:
+                if asked.wait(READY_S) == 0:
+                    return
+            if time.monotonic() > deadline:
                 self.breaches.append(f"not ready in the end: {asked.lines} {asked.errors}")
+                return
 
     def _expect_end(self, one: _Worker | _Client) -> None:
         try:
@@ -408,7 +416,9 @@ class _Process:
 
 
 class _Worker(_Process):
-    pass
+    def expect_ready(self) -> None:
+        if not any(line.startswith("ready") for line in list(self.proc.lines)):
+            self.proc.expect("ready", REST_S)
 
 
 class _Client(_Process):

@@ -110,10 +110,13 @@ class Client:
 class Raw:
     """Bytes there, bytes back."""
 
-    def __init__(self, server: HttpServer) -> None:
-        self.socket = socket.create_connection(
-            (server.address.host, server.address.port), timeout=TIMEOUT_S
-        )
+    def __init__(self, server: HttpServer, receives: int = 0) -> None:
+        """`receives`: how many bytes lie here unread before the other side cannot send any more."""
+        self.socket = socket.socket()
+        self.socket.settimeout(TIMEOUT_S)
+        if receives:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receives)
+        self.socket.connect((server.address.host, server.address.port))
 
     def __enter__(self) -> Self:
         return self
@@ -152,6 +155,11 @@ class Raw:
             assert data, f"hung up after {body!r}"
             body += data
         return int(head.split(" ")[1]), body
+
+
+def code(body: bytes) -> str:
+    """Of a problem."""
+    return str(json.loads(body)["code"])
 
 
 def request(path: str, document: Any, *headers: str) -> bytes:
@@ -193,8 +201,8 @@ class Rig:
     def client(self, server: HttpServer, token: str = "") -> Client:
         return self._open.enter_context(Client(server, token))
 
-    def raw(self, server: HttpServer) -> Raw:
-        return self._open.enter_context(Raw(server))
+    def raw(self, server: HttpServer, receives: int = 0) -> Raw:
+        return self._open.enter_context(Raw(server, receives))
 
     def close(self) -> None:
         self._open.close()

@@ -73,6 +73,11 @@ def test_an_answer_is_framed() -> None:
     assert {b"Content-Length: 2", b"A: b", b"Connection: close"} <= set(lines)
 
 
+def test_an_answer_says_that_the_connection_stays() -> None:
+    head, _, _ = bytes_of(Response(200, b""), keep_alive=True).partition(b"\r\n\r\n")
+    assert b"Connection: keep-alive" in head.split(b"\r\n")
+
+
 # -- values ----------------------------------------------------------------------------------------
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 import holdfast as hf
+from holdfast.adapters import agent as agents
 from holdfast.authority import replay
 from holdfast.authority.dispatch import DispatchRecord
 from holdfast.authority.dispatch_log import DispatchLog
@@ -20,6 +21,9 @@ from holdfast.roles.dispatcher import Dispatcher
 
 BARRIER = "HOLDFAST_TEST_BARRIER"
 SOCKET = "HOLDFAST_TEST_SOCKET"
+
+# On a busy machine an agent shows late what it was given.
+agents.TAKEN_S = 20.0
 
 dispatch = hf.agent.declare(socket=os.environ.get(SOCKET, ""), concurrency=1)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import sys
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from tests.pgcluster import free_port
 from tests.process.test_tutorial import blocks_of, pattern_of, printed_by, script_of
 from tests.process.watch import assert_nobody_is_left
 from tests.processes import ROOT, Proc, need
@@ -18,11 +18,6 @@ from tests.processes import ROOT, Proc, need
 PAGE = ROOT / "docs" / "tasks-http.md"
 PAGE_S = 100
 LINGER_S = 3.0
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
 
 
 def test_every_block_of_the_page_is_one_that_we_run() -> None:

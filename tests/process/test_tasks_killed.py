@@ -359,10 +359,21 @@ def test_a_task_that_ends_its_worker_is_dead_and_those_beside_it_complete(
 def test_an_isolated_task_that_ends_its_process_leaves_its_worker_and_the_others_alone(
     up: Up, rt: Runtime, store: Store, tmp_path: Path
 ) -> None:
+    # No lease runs out on a busy machine: the worker itself sees its children die.
+    apart = hf.task(name="apart", lease_s=LONG_S, isolation="process")(tasking.apart.fn)
+    work = hf.task(name="work", lease_s=LONG_S)(tasking.work.fn)
+    poison = hf.task(
+        name="poison_apart",
+        lease_s=LONG_S,
+        isolation="process",
+        expiries_max=tasking.POISON_EXPIRIES_MAX,
+        backoff_s=0.01,
+    )(tasking.poison_apart.fn)
+    patient: Runtime = hf.App("tasking", tasks=[apart, work, poison]).open(store, roles=())
     worker = up()
-    others = [rt.submit(tasking.apart, n, 0.05) for n in range(6)]
-    deadly = rt.submit(tasking.poison_apart, 6, "SIGKILL")
-    plain = [rt.submit(tasking.work, n, 0.01, 0) for n in range(7, 20)]
+    others = [patient.submit(apart, n, 0.05) for n in range(6)]
+    deadly = patient.submit(poison, 6, "SIGKILL")
+    plain = [patient.submit(work, n, 0.01, 0) for n in range(7, 20)]
     until(lambda: ended(store) == 20, "all", LONG_S)
     assert worker.running
     assert (deadly.status().state, deadly.status().expiries) == ("DEAD", 3)
@@ -377,7 +388,7 @@ def test_a_worker_that_stood_still_beyond_its_lease_brings_no_second_end(
     up: Up, rt: Runtime, store: Store, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
-    patient = hf.task(name="long", lease_s=1, attempts=1, expiries_max=3)(tasking.long.fn)
+    patient = hf.task(name="long", lease_s=2, attempts=1, expiries_max=3)(tasking.long.fn)
     runtime: Runtime = hf.App("tasking", tasks=[patient]).open(store, roles=())
     handle = runtime.submit(patient, str(go))
     stands = up(ready=None)

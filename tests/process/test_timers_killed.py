@@ -165,6 +165,8 @@ def test_timers_fire_once_and_in_time_however_many_workers_are_killed_while_they
         writer.cont()
 
     last = up("timer")
+    # Others' commits may have fired all of them: it is told to leave only once it listens.
+    last.expect("ready")
     until(lambda: len(sleeper.state().woken) >= sent, "all timers", timeout_s=60)
     until(lambda: pending(store) == 0, "that none is left")
     last.terminate()

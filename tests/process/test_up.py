@@ -17,6 +17,7 @@ from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
 from holdfast.cli import main
 from holdfast.durable import lease as leases
+from holdfast.roles.world_worker import WorkerPolicy
 from holdfast.store.api import Store
 from holdfast.world import catalog
 from holdfast.world.catalog import Status, subject_of
@@ -27,8 +28,8 @@ from tests.processes import Proc, python_proc
 
 UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.counting:app"]
 EXIT_STUCK = 75
-# What a failover takes beyond the lease: noticing, restoring, the first commit.
-SLACK_S = 1.0
+# A failover is over long before this: with the lease that others have it would not have begun by then.
+FAILOVER_S = 9.0
 
 Up = Callable[..., Proc]
 
@@ -137,16 +138,15 @@ def test_a_worker_that_drained_comes_back_for_its_worlds(up: Up, runtime: Runtim
 
 
 def test_another_worker_takes_over_within_the_lease(up: Up, runtime: Runtime) -> None:
-    lease_s = 3.0
     world = runtime.world(Counter, "a")
-    workers = {name: up(name, "--lease-s", lease_s) for name in ("one", "two")}
+    workers = {name: up(name, "--lease-s", 2) for name in ("one", "two")}
     sent = [world.ask(Added(1)) for _ in range(20)]
     first = workers[holder(runtime.store, world)]
     first.kill()
     began = time.monotonic()
     unread = [world.send(Added(1)) for _ in range(20)]
     assert world.ask(Added(1)) == 41
-    assert time.monotonic() - began <= lease_s + SLACK_S
+    assert time.monotonic() - began < FAILOVER_S < WorkerPolicy().lease_ttl_s
     assert workers[holder(runtime.store, world)] is not first
     journal = world.journal()
     assert [entry.step.seq for entry in journal] == list(range(1, 42))
@@ -234,13 +234,13 @@ def test_an_option_without_sense_is_refused(
 
 
 def test_a_reducer_that_hangs_ends_the_process_and_says_where(up: Up, runtime: Runtime) -> None:
-    worker = up("one", "--stuck-s", 1)
+    worker = up("one", "--stuck-s", 2)
     world = runtime.world(Counter, "a")
     assert world.ask(Added(1)) == 1
     world.send(Hung())
     assert worker.wait() == EXIT_STUCK
     [line] = worker.errors
-    assert line.startswith("holdfast: stuck: role=world world=Counter/a seq=2 for_s=1 ")
+    assert line.startswith("holdfast: stuck: role=world world=Counter/a seq=2 for_s=2 ")
     assert world.state().total == 1
 
 
@@ -253,10 +253,10 @@ def test_a_reducer_that_grips_the_interpreter_is_ended_too(up: Up, runtime: Runt
 
 
 def test_an_idle_worker_is_not_stuck(up: Up, runtime: Runtime) -> None:
-    worker = up("one", "--stuck-s", 0.2)
+    worker = up("one", "--stuck-s", 1)
     world = runtime.world(Counter, "a")
     began = time.monotonic()
-    until(lambda: time.monotonic() - began > 1.0, "a second without work")
+    until(lambda: time.monotonic() - began > 3.0, "seconds without work")
     assert world.ask(Added(1)) == 1
     assert worker.running
 

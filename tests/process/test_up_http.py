@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from holdfast.ops.http.guard import TOKEN_VARIABLE
-from tests.process.watch import assert_nobody_is_left, writer_of
+from tests.process.watch import assert_nobody_is_left, until, writer_of
 from tests.processes import Proc
 
 APP = "import holdfast as hf\n\n@hf.task\ndef double(n: int) -> int:\n    return 2 * n\n\napp = hf.App('shop', tasks=[double])\n"
@@ -59,7 +59,7 @@ def test_a_task_that_comes_by_http_is_done_by_the_app(up: Up) -> None:
     assert proc.lines[0].startswith("ready one http://127.0.0.1:")
     made = call(proc, "POST", "/v1/tasks", {"name": "double", "args": [21]})
     assert call(proc, "GET", f"/v1/tasks/{made['id']}?wait_s=30")["result"] == 42
-    assert call(proc, "GET", "/readyz")["ready"] is True
+    until(lambda: call(proc, "GET", "/readyz")["ready"], "readiness")
 
 
 def test_the_ready_line_as_json_says_where(up: Up) -> None:

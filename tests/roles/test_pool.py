@@ -18,7 +18,7 @@ import pytest
 import holdfast as hf
 from holdfast import codec
 from holdfast import store as stores
-from holdfast.clock import MS
+from holdfast.clock import MS, S
 from holdfast.durable import queue
 from holdfast.durable.item import keys_of
 from holdfast.messages import Kind, Receipt, Status
@@ -138,7 +138,10 @@ EFFECTS: dict[str, Any] = {
     effect.kind: effect
     for effect in [
         *declared("long", timeout_s=FOR_EVER_S, attempts=1, concurrency=4),
+        # Calls of this kind run out of time,
         *declared("short", timeout_s=0.2, attempts=1, concurrency=1),
+        # and of this kind some do and some must not, on a busy machine either.
+        *declared("brief", timeout_s=1.0, attempts=1, concurrency=1),
     ]
 }
 
@@ -312,7 +315,7 @@ def test_a_call_that_hangs_ends_in_a_timeout_receipt(house: House, how: str) -> 
 @BOTH
 def test_calls_that_hang_hold_up_nobody_behind_them(quick_house: House, how: str) -> None:
     quick_house.pool()
-    quick_house.want(f"short.{how}", "hang 1", "hang 2", "quick")
+    quick_house.want(f"brief.{how}", "hang 1", "hang 2", "quick")
     until(lambda: len(quick_house.told()) == 3)
     assert quick_house.told()[-1] == "ok quick done"
 
@@ -328,10 +331,10 @@ def test_a_call_that_was_out_of_time_is_told_so(quick_house: House, how: str) ->
 @ALL
 def test_a_call_that_makes_progress_has_all_the_time_it_needs(quick_house: House, how: str) -> None:
     quick_house.pool()
-    quick_house.want(f"short.{how}", "working")
+    quick_house.want(f"brief.{how}", "working")
     until(lambda: outside.inside == ["working"])
     quick_house.want(f"long.{how}", "slow")
-    enough = time.monotonic() + 5 * EFFECTS[f"short.{how}"].timeout_s
+    enough = time.monotonic() + 2 * EFFECTS[f"brief.{how}"].timeout_s
     until(lambda: time.monotonic() > enough)
     assert quick_house.told() == []
     outside.gate("working").set()
@@ -341,7 +344,7 @@ def test_a_call_that_makes_progress_has_all_the_time_it_needs(quick_house: House
 
 @BOTH
 def test_a_call_may_take_much_longer_than_a_claim_lasts(quick_house: House, how: str) -> None:
-    quick_house.pool(claim_s=0.2)
+    quick_house.pool(claim_s=1.0)
     kind = f"long.{how}"
     quick_house.want(kind, "slow")
     until(lambda: outside.inside == ["slow"])
@@ -355,7 +358,7 @@ def test_a_call_may_take_much_longer_than_a_claim_lasts(quick_house: House, how:
         return found
 
     first = expires_ns()
-    until(lambda: expires_ns() > first + 1_000 * MS)
+    until(lambda: expires_ns() > first + 2_000 * MS)
     outside.gate("slow").set()
     until(lambda: quick_house.told() == ["ok slow done"])
     assert outside.called("slow") == 1
@@ -371,7 +374,7 @@ def test_cancelling_an_async_effect_cancels_its_task(house: House, how: str) -> 
     until(lambda: set(outside.inside) == {"hang", "other"})
     house.ada.send(Drop("hang"))
     until(lambda: outside.cancelled == ["hang"])
-    assert outside.inside == ["other"]
+    until(lambda: outside.inside == ["other"])
     until(lambda: house.told() == ["error hang cancelled"])
 
 
@@ -489,8 +492,11 @@ def test_a_pool_that_has_ended_leaves_no_thread_of_its_hands_behind(quick_house:
 
 @BOTH
 def test_an_effect_that_pools_may_have_died_of_runs_by_itself_in_its_pool(
-    house: House, how: str
+    house: House, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # On a slow machine neither wait comes to its end here.
+    monkeypatch.setattr("holdfast.runner.alone.PATIENCE_NS", 60 * S)
+    monkeypatch.setattr("holdfast.runner.tending.SOLITUDE_NS", 60 * S)
     kind = f"long.{how}"
     name = publish.effects(U, kind)
     house.want(kind, "suspect")

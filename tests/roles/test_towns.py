@@ -1139,11 +1139,11 @@ def test_closing_closes_what_was_opened_and_nothing_that_was_given(north: Town) 
 def test_a_store_of_no_more_use_is_opened_again(north: Town) -> None:
     shelf = Shelf(url=memory(north))
     peers = Peers({"a": "url"}, shelf.open)
-    peers.store("a")
-    peers.drop("a", StoreBusy())
+    first = peers.store("a")
+    peers.drop("a", first, StoreBusy())
     peers.store("a")
     assert shelf.opened == ["url"]
-    peers.drop("a", StoreReplaced(path="x"))
+    peers.drop("a", first, StoreReplaced(path="x"))
     peers.store("a")
     assert shelf.opened == ["url", "url"]
 

@@ -441,7 +441,12 @@ def test_a_runner_that_crashes_with_a_suspect_lets_the_others_in(group: Group) -
 
 
 @pytest.mark.parametrize("url", ["memory:", "lmdb:"])
-def test_whoever_races_a_suspect_never_has_company(url: str, tmp_path: Any) -> None:
+def test_whoever_races_a_suspect_never_has_company(
+    url: str, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # On a slow machine neither wait comes to its end here.
+    monkeypatch.setattr("holdfast.runner.alone.PATIENCE_NS", 60_000 * MS)
+    monkeypatch.setattr("holdfast.runner.tending.SOLITUDE_NS", 60_000 * MS)
     room, alone = Room(), Alone()
     chance = random.Random(7)
     names = ["one", "two", "three"]

@@ -318,10 +318,12 @@ class Stage:
         return made
 
     def warmed_up(self, size: int, ahead_max: int = 100) -> Crew:
-        """A crew that knows how quick its handlers are."""
+        """A crew that knows how quick its handlers are, with all hands at rest."""
         crew = self.crew(size, ahead_max=ahead_max)
         crew.give(self.works(b"quick"))
         assert len(collect(crew, 1)) == 1
+        # One that is still awake would take its share of what is given next.
+        until(lambda: crew._awake == 0)
         return crew
 
     def close(self) -> None:

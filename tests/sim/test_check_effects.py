@@ -80,6 +80,49 @@ def fired(u: Universe, at_s: float, wall_s: float = 0, queue: str = DELAYS) -> U
     return u.arrived(came("timer", "Paid", paid("s~", 1)[2], u.wants[0].hash))
 
 
+def alarm(u: Universe, wall_s: float = 0, queue: str = DELAYS) -> dict[str, Any]:
+    """What a cycle says of a timer that it tells its world."""
+    place = {"queue": queue, "seq": 1, "slot": "t0", "wall_ns": int(wall_s * S)}
+    return {"token": None, "intent_hash": u.wants[0].hash, "alarm": place}
+
+
+def rang(u: Universe, at_s: float, wall_s: float = 0, queue: str = DELAYS) -> Universe:
+    """The timer's event is journaled in the commit that takes it off, and was in no inbox."""
+    told = came("timer", "Paid", paid("s~", 1)[2], u.wants[0].hash)
+    return u.cycle(at_s, told, carried=[alarm(u, wall_s, queue)]).ended(queue)
+
+
+def rang_and_replaced() -> Universe:
+    """A timer is set anew in the cycle in which the old one is told: that has rung before."""
+    u = slept(5)
+    again = event("Slept", id="s2", seconds=30, key="t0")
+    told = came("timer", "Paid", paid("s~", 1)[2], u.wants[0].hash)
+    u.sent(8, 2, again).cycle(8.5, again, told, carried=[alarm(u)]).ended(DELAYS)
+    return u.waits(u.wants[1], DELAYS, 2)
+
+
+def replaced_and_rang() -> Universe:
+    """A timer is told in a later cycle than the one in which it was set anew."""
+    u = slept(5)
+    again = event("Slept", id="s2", seconds=30, key="t0")
+    rang(u.sent(4, 2, again).cycle(5, again).ended(DELAYS), 8.5)
+    return u.waits(u.wants[1], DELAYS, 2)
+
+
+def fired_and_rang() -> Universe:
+    """A timer is in the inbox already, and its world is told once more."""
+    u = fired(slept(5), 8.2)
+    told = came("timer", "Paid", paid("s~", 1)[2], u.wants[0].hash)
+    return u.cycle(8.5, told, told, carried=[alarm(u)])
+
+
+def rang_unheard() -> Universe:
+    """A timer is taken off by a cycle that tells something else."""
+    u = slept(5)
+    other = paid("p", 1)
+    return u.sent(8, 2, other).cycle(8.5, other, carried=[alarm(u)]).ended(DELAYS)
+
+
 def dated() -> Universe:
     """A timer by the calendar, at 107 s, for the account's clock is at 7 ns."""
     wanted = event("Dated", id="s", seconds=107, key="t0")
@@ -175,6 +218,11 @@ RIGHT: dict[str, Callable[[], Universe]] = {
     "a timer that waits": slept,
     "a timer that fired": lambda: fired(slept(), 13),
     "a timer of the calendar": lambda: fired(dated(), 4, 107.5, CALENDAR),
+    "a timer told in its world's commit": lambda: rang(slept(5), 8.5),
+    "a timer of the calendar, told in its world's commit": lambda: rang(
+        dated(), 4, 107.5, CALENDAR
+    ),
+    "a timer told in the commit that sets it anew": rang_and_replaced,
     "a timer that repeats": lambda: told_of(ticked("one")),
     "a timer that skips what it missed": lambda: ticked("skip"),
     "mail": lambda: (u := moved(1)).arrived(receipt(u.wants[0])),
@@ -219,6 +267,14 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
     ("T1", "a timer is gone", lambda: slept().ended(DELAYS)),
     ("T1", "a timer of the calendar fired early by the wall", lambda: fired(dated(), 400, 106.5, CALENDAR)),
     ("T1", "a timer that was replaced fired", lambda: replaced()),
+    ("T1", "a timer is told in its world's commit, early", lambda: rang(slept(5), 7.9)),
+    ("T1", "a timer of the calendar is told in its world's commit, early", lambda: rang(dated(), 4, 106.5, CALENDAR)),
+    ("T1", "a timer is told in its world's commit, and waits", lambda: (u := rang(slept(5), 8.5)).waits(u.wants[0], DELAYS)),
+    ("T1", "a timer is told in two commits of its world", lambda: rang(rang(slept(5), 8.5), 9)),
+    ("T1", "a timer is fired, and told in its world's commit", lambda: fired_and_rang()),
+    ("T1", "a timer that was replaced is told in its world's commit", lambda: replaced_and_rang()),
+    ("T1", "a timer is taken off by a commit that does not tell it", lambda: rang_unheard()),
+    ("L3", "a timer is told under a lease that ran out", lambda: rang(slept(9), 12.5)),
     ("T1", "a timer of the calendar waits for store time", lambda: (u := dated()).ended(CALENDAR).waits(u.wants[0], DELAYS)),
     ("T1", "what was missed is told, and was to be skipped", lambda: told_of(ticked("skip"))),
     ("T1", "an occurrence is over, and nobody told", lambda: ticked("one")),

@@ -52,28 +52,6 @@ def test_random_seeds_of_effects_break_nothing(threads: Threads) -> None:
         assert seen[what], what
 
 
-@pytest.mark.slow
-def test_worlds_go_on_in_the_commits_that_settle_their_effects_and_nothing_breaks(
-    threads: Threads, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(settings, "HOUSEHOLD_MILLE", 1000)
-    broken = {}
-    seen: Counter[str] = Counter()
-    for seed in range(13_000, 13_060):
-        result = run_seed(seed, threads=threads)
-        seen.update(result.sometimes)
-        if result.violations:
-            broken[seed] = result.violations[0]
-    assert broken == {}
-    for what in (
-        "effect: settled in its world's commit",
-        "effect: settled otherwise, others came first",
-        "household: a step under way",
-        "household stopped in good order",
-    ):
-        assert seen[what], what
-
-
 @pytest.mark.parametrize("seed", range(11_100, 11_103))
 def test_a_seed_of_effects_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Threads) -> None:
     memory = run_seed(seed, "memory", threads=threads)

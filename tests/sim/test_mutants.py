@@ -53,6 +53,12 @@ SAMPLE = (
     "timer: an hour early by the calendar",
     "timer: the calendar is not looked at",
     "every: once",
+    "carried timer: told, and not taken off",
+    "carried timer: taken off by a cycle that was refused",
+    "carried timer: told although it was fired meanwhile",
+    "carried timer: told again after a lost answer",
+    "carried timer: told under a lost lease",
+    "carried timer: those of other worlds starve",
     "mail: nobody told",
     "fork: answered, and nobody told",
 )

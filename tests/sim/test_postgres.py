@@ -10,14 +10,22 @@ from collections.abc import Iterator
 
 import pytest
 
+from holdfast.clock import S, SimClock
 from holdfast.sim import command
+from holdfast.sim.faults import Plan
+from holdfast.sim.history import History
+from holdfast.sim.machine import SimStore
+from holdfast.sim.postgres import PgRows
 from holdfast.sim.run import run_seed
-from holdfast.sim.scheduler import Threads
+from holdfast.sim.scheduler import Scheduler, Threads
+from holdfast.sim.tape import Tape
+from holdfast.store.engine import Request
 from tests.postgres import fresh_url
 
 # Of every workload some; all faults, take-overs, reboots, restored backups and full disks are among them.
-SEEDS = range(16)
-DEEP = range(16, 200)
+# At 62 an outcome is asked for that is forgotten; at 84 somebody has written past the engine.
+SEEDS = (*range(16), 62, 84)
+DEEP = [seed for seed in range(16, 200) if seed not in SEEDS]
 
 
 @pytest.fixture(scope="module")
@@ -43,6 +51,26 @@ def test_the_seeds_are_of_every_workload_and_meet_what_they_are_for(threads: Thr
     assert {"takeover", "reboot", "restore", "boot", "fault", "group"} <= met
     doers = {event.actor.rstrip("0123456789") for event in events}
     assert {"runner", "world", "pool", "timer", "taskworker", "ledger", "leader"} <= doers
+
+
+def test_a_restored_store_is_not_earlier_than_its_last_commit(threads: Threads) -> None:
+    tape, clock = Tape(0), SimClock()
+    url = fresh_url()
+    scheduler = Scheduler(tape, clock, threads)
+    store = SimStore(
+        lambda: PgRows(url), scheduler, clock, History(), Plan(tape, {}), lease_ns=S, group=False
+    )
+    try:
+        clock.advance(S)
+        [answer] = store.engine.commit([Request(1, b"client", 0, puts={b"\x01key": b""})])
+        assert answer.error is None
+        committed_ns = store.engine_now_ns()
+        backup = store.backup()
+        clock.step_wall(-3600 * S)
+        store.restore(backup)
+        assert store.engine_now_ns() > committed_ns
+    finally:
+        store.close()
 
 
 @pytest.mark.parametrize("seed", [1, 9])

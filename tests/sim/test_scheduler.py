@@ -118,6 +118,59 @@ def test_a_task_may_kill_itself(threads: Threads) -> None:
     assert after == []
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("how", ["killed", "returned", "raised"])
+def test_the_threads_of_a_process_end_together(how: str, first: int, threads: Threads) -> None:
+    scheduler = Scheduler(Tape(0), SimClock(), threads)
+    steps = [0, 0, 0]
+
+    def body(me: int) -> Callable[[], None]:
+        def live() -> None:
+            for _ in range(20):
+                steps[me] += 1
+                scheduler.yield_()
+                if how != "killed" and me == first and steps[me] == 5:
+                    if how == "raised":
+                        raise ZeroDivisionError
+                    return
+
+        return live
+
+    def killer() -> None:
+        while steps[first] < 5:
+            scheduler.yield_()
+        scheduler.kill(tasks[first])
+        tasks.append(scheduler.spawn("other", body(2)))
+
+    tasks = [scheduler.spawn("one", body(0))]
+    tasks.append(scheduler.spawn("two", body(1), beside=tasks[0]))
+    scheduler.spawn("killer", killer if how == "killed" else body(2))
+    scheduler.run(lambda: False)
+    scheduler.close()
+    assert all(task.dead for task in tasks[:2])
+    assert steps[1 - first] < 20
+    assert steps[2] == 20  # another process
+
+
+def test_a_thread_that_dies_is_followed_before_it_does_anything(threads: Threads) -> None:
+    scheduler = Scheduler(Tape(0), SimClock(), threads)
+    after: list[str] = []
+
+    def sleeper() -> None:
+        scheduler.sleep(S)
+        after.append("awake")
+
+    def dies() -> None:
+        assert scheduler.current is not None
+        scheduler.kill(scheduler.current)
+
+    main = scheduler.spawn("main", sleeper)
+    scheduler.spawn("beside", dies, beside=main)
+    scheduler.run(lambda: False)
+    scheduler.close()
+    assert after == []
+
+
 def test_an_exit_may_start_the_next_incarnation(threads: Threads) -> None:
     scheduler = Scheduler(Tape(0), SimClock(), threads)
     lives: list[int] = []

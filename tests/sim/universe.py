@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -148,9 +149,16 @@ class Universe:
         return self.did(at_s, "ingress.deliver", args, value, **more)
 
     def cycle(
-        self, at_s: float, *ingress: list[Any], worker: str = "a", epoch: int = 1, **wrong: Any
+        self,
+        at_s: float,
+        *ingress: list[Any],
+        worker: str = "a",
+        epoch: int = 1,
+        carried: Sequence[Plain] = (),
+        **wrong: Any,
     ) -> Universe:
-        """Journal these, as the model says; `wrong` are fields of the entries that are not so."""
+        """Journal these, as the model says, the last of them with the commit; `wrong` are fields of
+        the entries that are not so."""
         bodies = [self._entry(one, wrong) for one in ingress]
         head = wrong.get("expected_head", self.height - len(bodies))
         steps = [check_app.step_of(body) for body in bodies]
@@ -159,7 +167,8 @@ class Universe:
             for step in steps
             if step["outcome"] == "failed"
         ]
-        cycle = {"expected_head": head, "bodies": bodies, "failed": failed, "intents": []}
+        cycle: Plain = {"expected_head": head, "bodies": bodies, "failed": failed, "intents": []}
+        cycle["carried"] = list(carried)
         args = {"cycle": cycle, "lease": lease(worker, epoch)}
         return self.did(at_s, "commit", args, actor=worker)
 

@@ -50,6 +50,11 @@ def put(txn: Txn, key: str) -> str:
     return key
 
 
+def put_until_the_alarm(store: LmdbStore) -> None:
+    signal.setitimer(signal.ITIMER_REAL, 0.2)
+    store.transact(put, "interrupted")
+
+
 @pytest.mark.parametrize("receiver", [False, True], ids=["callers read", "a thread reads"])
 def test_a_call_that_is_interrupted_leaves_the_others_their_answers(
     store: LmdbStore, alarm: None, receiver: bool
@@ -66,9 +71,8 @@ def test_a_call_that_is_interrupted_leaves_the_others_their_answers(
     try:
         for other in others[:2]:
             other.start()
-        signal.setitimer(signal.ITIMER_REAL, 0.2)
         with pytest.raises(Interrupted):
-            store.transact(put, "interrupted")
+            put_until_the_alarm(store)
         for other in others[2:]:
             other.start()
     finally:

@@ -156,6 +156,7 @@ def test_a_commit_whose_wait_for_the_standby_is_cancelled_is_not_acknowledged_be
             _be_alone(store)
         grown, retries = store.read(_grown), store.retries
         cluster.primary.settle(synchronous_standby_names="nobody")
+        _await_waiting(cluster)
         done: list[object] = []
         asked = threading.Thread(target=lambda: done.append(store.transact(_grow)), daemon=True)
         asked.start()
@@ -207,6 +208,24 @@ def _lose_answers(
         raise psycopg.OperationalError("cut")
 
     monkeypatch.setattr(PgEngine, "_send", cut)
+
+
+def _await_waiting(cluster: Cluster) -> None:
+    """A setting takes hold a little after it was made: until then no commit waits for a standby."""
+    with cluster.primary.admin() as probe:
+
+        def waits() -> bool:
+            trying = threading.Thread(
+                target=lambda: probe.execute("COMMENT ON SCHEMA public IS 'a commit'"), daemon=True
+            )
+            trying.start()
+            until(lambda: not trying.is_alive() or cluster.primary.ask(WAITING), "its end")
+            waited = trying.is_alive()
+            cluster.primary.ask(CANCEL)
+            trying.join(30)
+            return waited
+
+        until(waits, "that commits wait")
 
 
 def _be_alone(store: PostgresStore) -> None:

@@ -113,6 +113,10 @@ def test_universes_elsewhere_are_those_named_with_another_store(tmp_path: Path) 
         '[stores.universes]\na = "postgresql://h/x"\nb = "postgres://u:p@H:5432/x"',
         '[stores.universes]\na = "postgresql://localhost/x"\nb = "postgresql://127.0.0.1/x"',
         '[stores.universes]\na = "postgresql://h/x"\nb = "postgresql://h?dbname=x"',
+        '[stores]\ndefault = "postgresql://[::1/x"',
+        '[stores]\ndefault = " ./d"',
+        '[stores.universes]\n"a\\u0000" = "./d"',
+        '[stores]\ndefault = "a\\u0000b"',
     ],
 )
 def test_what_cannot_be_meant_is_refused_and_names_the_file(tmp_path: Path, text: str) -> None:

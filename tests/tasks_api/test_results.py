@@ -234,17 +234,18 @@ def test_what_waits_anywhere_can_be_cancelled(resting: Open) -> None:
 
 
 def test_what_runs_can_be_cancelled_and_learns_of_it(running: Open) -> None:
-    told = threading.Event()
+    begun, told = threading.Event(), threading.Event()
 
     @hf.task
     def endless() -> None:
+        begun.set()
         while not hf.current_task().cancelled:
             told.wait(0.001)
         told.set()
 
     rt = running(endless)
     handle = rt.submit(endless)
-    until(lambda: where(handle) == "leased", "its beginning")
+    assert begun.wait(30), "leased is not begun"
     assert handle.cancel()
     assert told.wait(30)
     assert where(handle) == "dead"

@@ -3,10 +3,14 @@
 A universe that is new in its store may be one that was written into another by mistake or by an older
 configuration, and would be two from now on. So the other stores are asked, once: when a universe is
 opened in a store that knows nothing of it. One that cannot be asked then keeps it from being opened.
+
+A universe that somebody led is known, though it holds nothing yet: it starts again, whoever is away. Elsewhere
+it takes more than that to live: a start by mistake that left nothing behind is no second home.
 """
 
 from __future__ import annotations
 
+from holdfast.authority import authority
 from holdfast.errors import Busy, CopyUnfinished, HoldfastError, Invalid, NotFound, StoreMoved
 from holdfast.store import open as open_store
 from holdfast.store import schema, tuples
@@ -29,12 +33,17 @@ class CannotTell(Busy):
 
 
 def refuse_elsewhere(store: Store, universe: str, stores: StoreMap) -> None:
-    if store.read(lives, universe):
-        return
     here = stores.url_of(universe)
+    if store.read(known, universe):
+        return
     for url in stores.urls():
         if url != here and _lives_at(url, universe):
             raise UniverseElsewhere(universe=universe, mapped=shown(here), lives=shown(url))
+
+
+def known(txn: Txn, universe: str) -> bool:
+    """Whether a universe was ever run in a store, or lives there."""
+    return authority.epoch(txn, universe) > 0 or lives(txn, universe)
 
 
 def lives(txn: Txn, universe: str) -> bool:

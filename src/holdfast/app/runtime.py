@@ -92,6 +92,7 @@ class Runtime:
             stores if mapped is None else mapped.elsewhere(self.universe) | dict(stores or {})
         )
         self._mapped = mapped
+        self._given = frozenset(stores or ())
         self._others: dict[str, Runtime] = {}
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
         if mapped is not None:
@@ -174,10 +175,21 @@ class Runtime:
             where = (self._peers or {}).get(universe)
             if where is None and self._mapped is not None:
                 where = self._mapped.route(self.universe, universe)
-            self._others[universe] = Runtime(
+            made = Runtime(
                 self.app, where or self.store, roles=(), universe=universe, clock=self.clock
             )
+            try:
+                self._vouch(universe, made.store)
+            except BaseException:
+                made.close()
+                raise
+            self._others[universe] = made
         return self._others[universe]
+
+    def _vouch(self, universe: str, store: Store) -> None:
+        """Another universe lives in this store, as far as the configuration can tell."""
+        if self._mapped is not None and universe not in self._given:
+            refuse_elsewhere(store, universe, self._mapped)
 
     def _task_queues(self) -> list[str]:
         if self._queues is not None:
@@ -251,6 +263,7 @@ class Runtime:
                 kinds=kinds,
                 stores=self._peers,
                 routes=None if self._mapped is None else partial(self._mapped.route, self.universe),
+                vouch=self._vouch,
                 # A dead process's effects go on when its worlds do.
                 claim_s=min(lease_ttl_s, CLAIM_S_MAX),
                 clock=self.clock,

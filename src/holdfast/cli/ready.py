@@ -2,7 +2,8 @@
 
 Exit code 0 means ready, 1 not. What blocks is told one per line. A world that is paused or parked
 is listed, but does not make its universe unready. A store that does not answer blocks all universes
-(`*`, unless one is named): that is an answer, too.
+(`*`, unless one is named): that is an answer, too. Where stores are mapped, one that is broken or was moved
+says nothing of the others, and a universe that another store holds as well is warned of.
 """
 
 from __future__ import annotations
@@ -10,14 +11,18 @@ from __future__ import annotations
 import argparse
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.authority.readiness import Blocker, ReadinessSnapshot
+from holdfast.app.locating import UniverseElsewhere
+from holdfast.authority.readiness import Blocker, ReadinessSnapshot, Reason
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.output import emit, printable
 from holdfast.cli.target import Chosen, add_options, each_store, existing
-from holdfast.errors import Busy, NotFound
+from holdfast.errors import Busy, HoldfastError, NotFound
 from holdfast.ops import inventory
 from holdfast.roles.readiness import away, look
+from holdfast.store.mapping import found_for_all
+from holdfast.store.urls import shown
 
 ALL = "*"
 
@@ -32,7 +37,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = [one for chosen in each_store(args) for one in _told(chosen)]
+    strays: list[UniverseElsewhere] = []
+    found = [one for chosen in each_store(args) for one in _told(chosen, strays)]
+    found = _warned(found, strays)
     if not found:
         raise NoUniverse(what="universe", why="none in any of the stores that are mapped")
     ready = all(one.ready for one in found)
@@ -41,9 +48,9 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_OK if ready else EXIT_FAILED
 
 
-def _told(chosen: Chosen) -> list[ReadinessSnapshot]:
+def _told(chosen: Chosen, strays: list[UniverseElsewhere]) -> list[ReadinessSnapshot]:
     try:
-        return _look(chosen.args)
+        return _look(chosen, strays)
     except Busy as error:
         return [away(name, error) for name in chosen.universes or [ALL]]
     except NotFound as error:
@@ -51,14 +58,45 @@ def _told(chosen: Chosen) -> list[ReadinessSnapshot]:
         if not chosen.mapped:
             raise
         return [away(name, error) for name in chosen.universes]
+    except HoldfastError as error:
+        if not chosen.mapped:
+            raise
+        return [away(name, error) for name in chosen.universes or [ALL]]
 
 
-def _look(args: argparse.Namespace) -> list[ReadinessSnapshot]:
+def _look(chosen: Chosen, strays: list[UniverseElsewhere]) -> list[ReadinessSnapshot]:
+    args = chosen.args
     with existing(args) as store:
         names = [args.universe] if args.universe else store.read(inventory.universes)
         if not names:
             raise NoUniverse(what="universe", url=store.url)
-        return [look(store, name) for name in names]
+        mapped = found_for_all() if chosen.mapped else None
+        mine = []
+        for name in names:
+            where = args.store if mapped is None else mapped.find(name)
+            if where in (None, args.store):
+                mine.append(name)
+            else:
+                strays.append(
+                    UniverseElsewhere(universe=name, mapped=shown(where), lives=shown(args.store))
+                )
+        return [look(store, name) for name in mine]
+
+
+def _warned(
+    found: list[ReadinessSnapshot], strays: list[UniverseElsewhere]
+) -> list[ReadinessSnapshot]:
+    """What lives where it is not mapped to is told with its universe; alone, that is not ready."""
+    told = list(found)
+    for stray in strays:
+        name = stray.fields["universe"]
+        at = next((at for at, one in enumerate(told) if one.universe == name), None)
+        if at is None:
+            told.append(away(name, stray))
+        else:
+            warning = Blocker(Reason.STORE_FAILED, stray.code, str(stray))
+            told[at] = replace(told[at], warnings=[*told[at].warnings, warning])
+    return told
 
 
 def _lines(found: ReadinessSnapshot) -> list[str]:

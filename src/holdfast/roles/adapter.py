@@ -40,6 +40,7 @@ from holdfast.roles.doing import (
     Hold,
 )
 from holdfast.roles.fabric import Fabric
+from holdfast.roles.peers import Vouch
 from holdfast.runner import Policy, Runner, Work
 from holdfast.runner.alone import SUSPECT, Alone
 from holdfast.runner.faults import Faults
@@ -73,12 +74,13 @@ class AdapterPool(RunnerRole):
         kinds: Sequence[str] | None = None,
         stores: Mapping[str, str | Store] | None = None,
         routes: Callable[[str], str | None] | None = None,
+        vouch: Vouch | None = None,
         claim_s: float = CLAIM_S,
         inline: bool = False,
         clock: Clock = SYSTEM,
     ) -> None:
         """`kinds` says which effects to do, if not all; `stores` where other universes are, and `routes`
-        where those are that it does not name.
+        where those are that it does not name; `vouch` looks at a store before it gets mail for one.
 
         `inline` does one call at a time, in the thread that ticks, and starts no other.
         """
@@ -103,7 +105,13 @@ class AdapterPool(RunnerRole):
         self._lapse_at_ns = 0 if billed else None
         self._effects = [self._runner(adapters[kind], worker) for kind in wanted]
         self._fabric = Fabric(
-            store, universe=universe, worker=worker, peers=stores, routes=routes, clock=clock
+            store,
+            universe=universe,
+            worker=worker,
+            peers=stores,
+            routes=routes,
+            vouch=vouch,
+            clock=clock,
         )
         self._fabric.hire = self._hire
         self._leaving = False

@@ -32,8 +32,8 @@ from holdfast.errors import CommitUnknown, HoldfastError, Invalid, Overloaded
 from holdfast.messages import FABRIC_SEND, Intent
 from holdfast.retry import Backoff, spread
 from holdfast.roles.crew import certain
-from holdfast.roles.peers import Peers, Unreachable, open_existing
-from holdfast.roles.sorting import Sorting, look_again
+from holdfast.roles.peers import Peers, Unreachable, Vouch, open_existing
+from holdfast.roles.sorting import Returning, Sorting, goes_by_lane, look_again
 from holdfast.runner import Runner, Work
 from holdfast.runner.faults import transient
 from holdfast.runner.tick import Tick
@@ -76,6 +76,7 @@ class Fabric:
         peers: Mapping[str, str | Store] | None = None,
         routes: Callable[[str], str | None] | None = None,
         open: Callable[[str], Store] | None = None,
+        vouch: Vouch | None = None,
         clock: Clock = SYSTEM,
     ) -> None:
         check_peers(universe, peers or {})
@@ -84,7 +85,7 @@ class Fabric:
         self._worker = worker
         self._clock = clock
         self._routes = routes
-        self._peers = Peers(peers or {}, open or open_existing)
+        self._peers = Peers(peers or {}, open or open_existing, vouch)
         self._lanes: set[str] = set()
         # Starts a runner that is made later; whether it could.
         self.hire: Callable[[Runner], bool] = lambda runner: False
@@ -103,9 +104,13 @@ class Fabric:
             # What an earlier pool had a lane for, and may have left mail in.
             for peer in store.read(outbox.routes, universe, LANES_MAX):
                 url = routes(peer)
-                if peer not in self._lanes and url is not None:
+                if peer in self._lanes:
+                    continue
+                if url is not None:
                     self._peers.add(peer, url)
                     self.runners.append(self._lane(peer, looked_for=True))
+                elif store.read(goes_by_lane, universe, peer):
+                    self.runners.append(self._returning(peer, len(self.runners)))
 
     def _leads_to(self, universe: str) -> bool:
         """Whether there is a lane to a universe, perhaps from now on. For the sorter alone."""
@@ -132,6 +137,18 @@ class Fabric:
             announced=Announced(self._store, self._universe, peer, self._clock),
             worker=f"{self._worker}/{FABRIC_SEND}/{len(self._lanes)}",
             policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
+            clock=self._clock,
+        )
+
+    def _returning(self, peer: str, number: int) -> Runner:
+        returning = Returning(self._store, peer, self._clock)
+        return Runner(
+            self._store,
+            outbox.lane(self._universe, peer),
+            returning,
+            throttle=returning,
+            worker=f"{self._worker}/{FABRIC_SEND}<{number}",
+            policy=certain(max_batch=BATCH),
             clock=self._clock,
         )
 
@@ -261,13 +278,16 @@ class Lane:
         """The other store. Whatever goes wrong there is `Unreachable`, and it is left alone for a while."""
         if self.wait_ns():
             raise Unreachable(universe=self._universe, why="it was not reached a moment ago")
+        there: Store | None = None
         try:
-            yield self._peers.store(self._universe)
+            there = self._peers.store(self._universe)
+            yield there
         except Exception as error:
             self._failures += 1
             delay_ns = LANE_BACKOFF.delay_ns(self._failures, spread(work.seq, self._failures))
             self._again_ns = self._clock.mono_ns() + delay_ns
-            self._peers.drop(self._universe, error)
+            if there is not None:
+                self._peers.drop(self._universe, there, error)
             raise Unreachable(
                 universe=self._universe, why=f"{type(error).__name__}: {error}"
             ) from error

@@ -1,6 +1,8 @@
 """The stores of other universes, opened when mail for them comes first.
 
-A store that cannot be reached is an `Unreachable` of the mail that goes there, and of nothing else.
+A store that cannot be reached is an `Unreachable` of the mail that goes there, and of nothing else. Before a
+universe is first sent to, somebody may vouch that this is where it lives: mail makes worlds, and a universe
+that lives in another store would be in two from then on.
 """
 
 from __future__ import annotations
@@ -23,12 +25,23 @@ def open_existing(url: str) -> Store:
     return stores.open(url, bootstrap=False)
 
 
+# Raises if a universe does not live in a store that it is said to be in.
+Vouch = Callable[[str, Store], None]
+
+
 class Peers:
     """Other stores, opened when they are first needed, one for each URL."""
 
-    def __init__(self, peers: Mapping[str, str | Store], open: Callable[[str], Store]) -> None:
+    def __init__(
+        self,
+        peers: Mapping[str, str | Store],
+        open: Callable[[str], Store],
+        vouch: Vouch | None = None,
+    ) -> None:
         self._peers = dict(peers)
         self._open = open
+        self._vouch = vouch
+        self._vouched: set[str] = set()
         self._opened: dict[str, Store] = {}
         self._locks = {url: threading.Lock() for url in peers.values() if isinstance(url, str)}
         self._closed = False
@@ -48,16 +61,23 @@ class Peers:
                 raise Unreachable(universe=universe, why="this pool is closed")
             if where not in self._opened:
                 self._opened[where] = self._open(where)
-            return self._opened[where]
+            found = self._opened[where]
+        if self._vouch is not None and universe not in self._vouched:
+            self._vouch(universe, found)
+            self._vouched.add(universe)
+        return found
 
-    def drop(self, universe: str, error: Exception) -> None:
-        """Open it anew next time, if this one is of no use any more."""
+    def drop(self, universe: str, store: Store, error: Exception) -> None:
+        """Open it anew next time, if this one is of no use any more. Others may have done so meanwhile: what
+        they have opened is left to them."""
         where = self._peers[universe]
-        if isinstance(where, str) and isinstance(error, StoreError):
-            with self._locks[where]:
-                gone = self._opened.pop(where, None)
-            if gone is not None:
-                gone.close()
+        if not isinstance(where, str) or not isinstance(error, StoreError):
+            return
+        with self._locks[where]:
+            if self._opened.get(where) is not store:
+                return
+            del self._opened[where]
+        store.close()
 
     def close(self) -> None:
         self._closed = True

@@ -15,15 +15,18 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from holdfast import codec
-from holdfast.clock import S
+from holdfast.clock import Clock, S
 from holdfast.config import ROUTE_LOOK_EACH_NS, ROUTE_LOOKS_MAX
 from holdfast.durable import queue
 from holdfast.errors import HoldfastError
 from holdfast.messages import Intent
 from holdfast.runner import Work
-from holdfast.store.api import Store
+from holdfast.store.api import Store, Txn
 from holdfast.world import fabric, outbox
 from holdfast.world.fabric import Accepted
+
+# How often it is asked whether a universe has come to this store.
+HOME_LOOK_NS = 2 * S
 
 
 class NoRoute(HoldfastError):
@@ -55,6 +58,38 @@ class Sorting:
             work.join(outbox.deliver, intent)
         else:
             look_again(self._store, work, intent, to)
+
+
+class Returning:
+    """The handler of a lane to a universe that is mapped to this very store now, and the throttle of its
+    runner: what waited for another store, or still goes that way, is delivered here, once it is here."""
+
+    def __init__(self, store: Store, to: str, clock: Clock) -> None:
+        self._store = store
+        self._to = to
+        self._clock = clock
+        self._known = False
+        self._again_ns = 0
+
+    def __call__(self, work: Work) -> None:
+        work.join(outbox.deliver, codec.unpack_as(Intent, work.payload))
+
+    def stock(self, wanted: int) -> int:
+        if not self._known and not self.wait_ns():
+            self._known = self._store.read(fabric.known, self._to)
+            self._again_ns = self._clock.mono_ns() + HOME_LOOK_NS
+        return wanted if self._known else 0
+
+    take = stock
+
+    def wait_ns(self) -> int:
+        return 0 if self._known else max(0, self._again_ns - self._clock.mono_ns())
+
+
+def goes_by_lane(txn: Txn, universe: str, to: str) -> bool:
+    """Whether mail is in the lane to a universe, or may be put there."""
+    counts = queue.counts(txn, outbox.lane(universe, to))
+    return outbox.routed(txn, universe, to) or bool(counts.ready + counts.delayed + counts.claimed)
 
 
 def look_again(store: Store, work: Work, intent: Intent, to: str) -> None:

@@ -18,7 +18,7 @@ from holdfast.messages import Intent, TimerSet
 from holdfast.roles.carrying import Carriage, Ring, Round
 from holdfast.roles.firing import fire_due
 from holdfast.roles.role import Role
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Store, Txn, glance
 from holdfast.world import timers
 from holdfast.world.timers import Alarm
 
@@ -85,7 +85,7 @@ class TimerWorker(Role):
         However much of it there always is: what is not in it has its turn after one round.
         """
         wall_ns = self.clock.wall_ns()
-        due: list[tuple[str, int, bytes]] = self.store.read(self._peek, wall_ns)
+        due: list[tuple[str, int, bytes]] = glance(self.store, self._peek, wall_ns)
         rings: list[Ring] = []
         left: set[str] = set()
         for name, seq, payload in due:
@@ -131,7 +131,7 @@ class TimerWorker(Role):
 
     def _left_ns(self) -> int | None:
         """How long until something is due by its clock; None for nothing in sight."""
-        return self.store.read(self._look)
+        return glance(self.store, self._look)
 
     def _look(self, txn: Txn) -> int | None:
         now_ns = self.store.now_ns()

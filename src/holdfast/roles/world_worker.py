@@ -38,7 +38,7 @@ from holdfast.roles.carrying import Carriage
 from holdfast.roles.role import Role
 from holdfast.runner.bell import Bell
 from holdfast.runner.parcel import Parcel
-from holdfast.store.api import Future, Store, Txn
+from holdfast.store.api import Future, Store, Txn, glance
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
 from holdfast.world.context import Vocabulary
@@ -201,7 +201,7 @@ class WorldWorker(Role):
         return self._hosted[world_id].host
 
     def drain_all(self, world_ids: Sequence[str]) -> dict[str, list[inbox.Ingress]]:
-        found: dict[str, list[inbox.Ingress]] = self.store.read(self._drain, world_ids)
+        found: dict[str, list[inbox.Ingress]] = glance(self.store, self._drain, world_ids)
         return found
 
     def prepared(
@@ -218,7 +218,7 @@ class WorldWorker(Role):
     def _heartbeat(self) -> None:
         """Say that we live, now and then, and at once when another leads."""
         now_ns = self.store.now_ns()
-        epoch: int = self.store.read(authority.epoch, self.universe)
+        epoch: int = glance(self.store, authority.epoch, self.universe)
         if now_ns < self._beat_at_ns and epoch == self._beat_epoch:
             return
         answer: workers.WorkerRecord = self.store.transact(
@@ -234,13 +234,13 @@ class WorldWorker(Role):
 
     def _redeliver(self) -> None:
         """Failed events that an operator has redriven go back to their inboxes."""
-        if self.store.read(redrive.waiting, self.universe):
+        if glance(self.store, redrive.waiting, self.universe):
             self.store.transact(redrive.redeliver, self.universe, self.worker)
 
     def _runnable(self) -> dict[str, bytes]:
         """Hinted worlds that are ours, and where their hints lie. It is by a hint, too, that we hear
         of a world that is ours no more."""
-        hinted: list[tuple[bytes, str, bool]] = self.store.read(self._hinted)
+        hinted: list[tuple[bytes, str, bool]] = glance(self.store, self._hinted)
         now_ns = self.store.now_ns()
         self._later = {w: at_ns for w, at_ns in self._later.items() if at_ns > now_ns}
         full = len(hinted) == self.policy.worlds_per_tick

@@ -19,7 +19,7 @@ from holdfast.runner.hooks import Hooks
 from holdfast.runner.policy import Policy
 from holdfast.runner.tick import Tick
 from holdfast.runner.work import Work
-from holdfast.store.api import Store
+from holdfast.store.api import Store, glance
 
 
 class Claimer:
@@ -45,7 +45,7 @@ class Claimer:
         self._unsure = False
 
     def next_due_ns(self) -> int | None:
-        return self._store.read(claims.next_due_ns, self.names)
+        return glance(self._store, claims.next_due_ns, self.names)
 
     def looks(self) -> bool:
         """Whether there is something to claim, or to adopt."""

@@ -57,24 +57,21 @@ class Loop:
     def start(self) -> None:
         if self._thread is not None and self._thread.is_alive():
             raise Invalid(what="runner", worker=self._runner.worker, why="it runs already")
+        # Here, and not when its thread has come so far: nobody else runs it in between.
+        self._take()
         self.failure = None
         self._thread = threading.Thread(target=self._main, name=self._runner.worker, daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no more threads for us
+            self._running.release()
+            raise
 
     def run(self) -> None:
         if self._runner.state is State.STOPPED:
             raise NotRunning(worker=self._runner.worker)
-        if not self._running.acquire(blocking=False):
-            raise Invalid(what="runner", worker=self._runner.worker, why="it runs already")
-        try:
-            if self._sleep is None:
-                self._bell = Bell(self._store, self._topics, name=self._runner.worker)
-            self._work()
-        finally:
-            self._runner.halt()
-            if self._bell is not None:
-                self._bell.close()
-            self._running.release()
+        self._take()
+        self._run()
 
     def ring(self) -> None:
         bell = self._bell
@@ -100,9 +97,24 @@ class Loop:
             self.run()
         return ended
 
+    def _take(self) -> None:
+        if not self._running.acquire(blocking=False):
+            raise Invalid(what="runner", worker=self._runner.worker, why="it runs already")
+
+    def _run(self) -> None:
+        try:
+            if self._sleep is None:
+                self._bell = Bell(self._store, self._topics, name=self._runner.worker)
+            self._work()
+        finally:
+            self._runner.halt()
+            if self._bell is not None:
+                self._bell.close()
+            self._running.release()
+
     def _main(self) -> None:
         try:
-            self.run()
+            self._run()
         except BaseException as error:
             self.failure = error
 

@@ -26,7 +26,7 @@ from holdfast.runner.hooks import Hooks
 from holdfast.runner.policy import Policy
 from holdfast.runner.tick import Tick
 from holdfast.runner.work import Outcome, Work
-from holdfast.store.api import Store
+from holdfast.store.api import Store, glance
 
 # How often a crew whose claims are tended is looked after.
 ATTEND_NS = 50 * MS
@@ -185,7 +185,7 @@ class Tending:
                     self._ended(Outcome(work, late, now_ns - work.began_ns), policy, tick)
             # What waited too long for a hand is another's to do.
             self._give_back(crew.overdue(UNBEGUN_NS), tick)
-        withdrawn = self._store.read(queues.withdrawn, self._queue)
+        withdrawn = glance(self._store, queues.withdrawn, self._queue)
         if withdrawn != self._withdrawn:
             self._drop_lost(crew, tick)
             self._withdrawn = withdrawn

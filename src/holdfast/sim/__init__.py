@@ -3,9 +3,11 @@
 tape         every random decision, recorded, replayed, shrunk
 scheduler    one actor at a time, chosen by the tape
 store        the real engine on real rows, and every way it can fail its callers
+postgres     the engine of PostgreSQL in the same place;  outcomes: what it is asked for and does not keep
 workloads    the actors: hosts, producers, workers, runners, ledger services and their tasks, submitters and
              workers of tasks, operators, fate
 processes    the product's roles under the scheduler: world workers, orchestrators, pools, timers
+household    several of them in one process, threads and all: what is done or due goes on in one commit
 outside      what effects of simulated worlds find, and how it fails;  inplace: effects without threads
 ledger_office  a ledger service's inside: the real board and log, and the rule between them
 world_app    what the simulated worlds do;  check_app: the same, stated once more

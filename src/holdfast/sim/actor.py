@@ -6,6 +6,7 @@ incarnation of it. The process's memory is the stack and the locals of `live`: g
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import MS, S
@@ -74,6 +75,10 @@ class Life:
 
     def sleep(self, ns: int) -> None:
         self.scheduler.sleep(ns)
+
+    def beside(self, name: str, body: Callable[[], None]) -> None:
+        """Another thread of this process."""
+        self.scheduler.spawn(f"{self.name} {name}", body, beside=self.scheduler.current)
 
     def rest(self, *, ms: int = 100) -> None:
         """A pause of about this length: half to three halves of it."""

@@ -177,7 +177,21 @@ class _Replay:
     def _carried(self, event: Event) -> None:
         """A cycle that is committed has settled what it carried."""
         for one in event.args["cycle"].get("carried", ()):
-            self._finish(event, one["token"])
+            if one.get("alarm") is None:
+                self._finish(event, one["token"])
+            else:
+                self._rang(event, one["alarm"])
+
+    def _rang(self, event: Event, alarm: Plain) -> None:
+        """A timer is told in its world's commit: it waited until then, nobody had it, and it was due."""
+        queue, seq = alarm["queue"], alarm["seq"]
+        item = self.items.setdefault(queue, {}).setdefault(seq, _Item(b"", 0))
+        if item.state != "waiting":
+            self._bad("T1", f"{queue}/{seq}: told to its world, but it is {item.state}", event)
+        elif event.at_ns < item.not_before_ns and not queue.endswith(BY_WALL):
+            early_ns = item.not_before_ns - event.at_ns
+            self._bad("T1", f"{queue}/{seq}: told {early_ns} ns early", event)
+        item.state = "done"
 
     def _fail(self, event: Event) -> None:
         self._failed(event, event.args["claim"], event.value, event.args)

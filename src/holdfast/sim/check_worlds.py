@@ -104,6 +104,10 @@ class _Replay:
         if world.status != "active":
             self._bad("A1", f"{subject}: a cycle, but it is {world.status}", event)
         self._ran_ns = self._began(event, subject, cycle)
+        # What rings has rung before anything that the cycle wants: it may cancel or replace it.
+        for one in cycle.get("carried", ()):
+            if one.get("alarm") is not None:
+                self._rang(event, subject, one["intent_hash"], one["alarm"])
         for body in cycle["bodies"]:
             self._append(event, subject, world, body)
         for failed in cycle.get("failed", ()):
@@ -183,6 +187,18 @@ class _Replay:
     def _fired(self, event: Event) -> None:
         fire = Fire(event.i, event.at_ns, event.args["wall_ns"])
         self.model.intents.fire(fire, crowded=self.model.crowded)
+
+    def _rang(self, event: Event, subject: str, name: bytes, alarm: Plain) -> None:
+        """A timer that its world is told in its own commit: it is in its slot, and due."""
+        intents, fire = self.model.intents, Fire(event.i, event.at_ns, alarm["wall_ns"])
+        timer = intents.slots.get((subject, alarm["slot"]))
+        if timer is None or name not in timer.due_ns:
+            self._bad("T1", f"{subject}: told of a timer that is not in {alarm['slot']}", event)
+            return
+        for following in timer.fired(fire, crowded=self.model.crowded):
+            intents.timers[following] = timer
+        if fire not in timer.fires.get(name, ()):
+            self._bad("T1", f"{subject}: told of a timer that is not due", event)
 
     def _taken(self, event: Event) -> None:
         """What a deleted world wanted is not begun any more."""

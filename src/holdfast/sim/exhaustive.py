@@ -18,8 +18,13 @@ from holdfast.sim.tape import Tape
 from holdfast.sim.workloads import cast
 
 SCENARIO_SEED = 7
-# One in which a pool dies after a call, timers fire, and a fork takes effects and timers over.
-EFFECTS_SEED = 28
+SEEDS = {
+    # One in which a pool dies after a call, timers fire, and a fork takes effects and timers over.
+    "effects": 28,
+    # One in which an effect and timers are carried, one timer is refused there, one is cancelled, and a fork
+    # keeps some.
+    "household": 93,
+}
 FAULTS = (
     Fault.CRASH_BEFORE,
     Fault.CRASH_AFTER,
@@ -60,6 +65,21 @@ def effects() -> Settings:
     )
 
 
+def household() -> Settings:
+    """One process that hosts a world, does its effects and fires its timers: every boundary of it."""
+    return Settings(
+        steps=1000,
+        workload=Workload.EFFECTS,
+        world_workers=1,
+        orchestrators=1,
+        senders=1,
+        accounts=1,
+        pools=0,
+        timer_workers=0,
+        household=True,
+    )
+
+
 def tasks() -> Settings:
     """A submitter, two workers, somebody who cancels: every boundary of them."""
     return Settings(steps=260, workload=Workload.TASKS, senders=1, workers=1, operators=1)
@@ -79,6 +99,7 @@ SCENARIOS: dict[str, Callable[[], Settings]] = {
     "spine": spine,
     "worlds": worlds,
     "effects": effects,
+    "household": household,
     "tasks": tasks,
 }
 if HAS_LEDGER:
@@ -90,7 +111,7 @@ def run_forced(
 ) -> tuple[Result, int]:
     """A scenario with faults at these commits; also how many commits there were."""
     settings = SCENARIOS[scenario]()
-    tape = Tape(EFFECTS_SEED if scenario == "effects" else SCENARIO_SEED)
+    tape = Tape(SEEDS.get(scenario, SCENARIO_SEED))
     simulation = Simulation(tape, settings, cast(settings), threads, backend=backend, forced=forced)
     simulation.run()
     return verdict(simulation), simulation.plan.boundary

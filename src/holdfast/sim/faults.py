@@ -25,6 +25,10 @@ class Fault(Enum):
     FULL = "full"  # the disk is full: StoreFull, nothing was applied
 
 
+# Of a thousand doubtful commits, those whose answer is lost.
+DOUBTFUL_MILLE = 350
+
+
 class Plan:
     """What happens at each commit attempt; `rates` are per mille."""
 
@@ -43,7 +47,8 @@ class Plan:
             self._bands.append((top, fault))
         assert top > 0, "more faults than commits"
 
-    def next(self) -> Fault | None:
+    def next(self, *, doubtful: bool = False) -> Fault | None:
+        """What happens at this commit. The answer to a doubtful one is lost more often, where any is."""
         self.boundary += 1
         if self.boundary in self._forced:
             return self._forced[self.boundary]
@@ -53,4 +58,7 @@ class Plan:
         for low, fault in self._bands:
             if drawn >= low:
                 return fault
+        lossy = any(fault is Fault.UNKNOWN_AFTER for _, fault in self._bands)
+        if doubtful and lossy and self._tape.chance(DOUBTFUL_MILLE):
+            return Fault.UNKNOWN_AFTER
         return None

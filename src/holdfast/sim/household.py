@@ -1,9 +1,12 @@
-"""A process that hosts worlds and does their effects: what is done goes on in the commit that settles it.
+"""A process that hosts worlds, does their effects and fires their timers: what is done, or due, goes on in
+the commit that settles it.
 
-Both roles are the product's, with a carriage between them (`roles.carrying`). Their threads are turns
-here: the worker ticks, the runners tick, the hands of a crew do what they were given, and a transaction
-that was submitted is on its way for some turns before it is answered. So a world is hosted, paused,
-deleted or lost while its next step is under way, and a process dies in between.
+The roles are the product's, with a carriage between them (`roles.carrying`). The threads of the first two
+are turns here: the worker ticks, the runners tick, the hands of a crew do what they were given, and a
+transaction that was submitted is on its way for some turns before it is answered. The timer worker has a
+thread of its own, which goes on at every store call of the others, and they at each of its. So a world is
+hosted, paused, deleted or lost while its next step is under way, a timer is cancelled, replaced or fired by
+another process while its round is, and the process dies in between.
 """
 
 from __future__ import annotations
@@ -11,19 +14,24 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, cast
 
 from holdfast.app.app import App
-from holdfast.clock import MS
+from holdfast.clock import MS, S
 from holdfast.durable.queue import topic
+from holdfast.roles import carrying
 from holdfast.roles.adapter import Adapter, AdapterPool
+from holdfast.roles.carrying import Carriage, Round
+from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.runner import Policy, Runner
 from holdfast.runner.bell import Bell
 from holdfast.runner.crew import Crew, Hand
 from holdfast.sim.actor import Actor, Life
 from holdfast.sim.processes import CERTAIN_MIN, STOPPED_MILLE, Hosting, booted, stop, survived
+from holdfast.sim.scheduler import Scheduler, Task
 from holdfast.store.api import Store
 from holdfast.store.future import Submitted, complete
 
@@ -33,10 +41,13 @@ ANSWERED_MILLE = 400
 # How long nobody does anything while an answer is awaited.
 AWAITED_NS = 3 * MS
 IDLE_S_MAX = 0.5
+# Of a thousand rounds of timers, those that are handed over some time after the look at what is due.
+LATE_MILLE = 400
+LATE_MS_MAX = 150
 
 
 class Household(Actor):
-    """A world worker and an adapter pool under one roof."""
+    """A world worker, an adapter pool and a timer worker under one roof."""
 
     def __init__(
         self,
@@ -57,9 +68,15 @@ class Household(Actor):
         assert isinstance(worker, WorldWorker)
         # Only the carriage does not wait for its commits.
         worker.store = cast(Store, under_way)
+        life.store.doubtful = (carrying.bring,)
         pool = self._pool(life)
         pool.ride(worker.carriage)
-        worker.carriage.open(cast(Bell, _Bell()))
+        bell = _Bell(life.scheduler)
+        # What `run` does in its thread: cycles, too, are under way while others go on.
+        worker._bell = cast(Bell, bell)
+        worker.carriage.open(bell)
+        timers = _Timers(life, self.app.universe, worker.carriage)
+        life.beside("timers", timers.live)
         for runner in pool.runners:
             while not survived(life, booted, runner):
                 pass
@@ -82,7 +99,9 @@ class Household(Actor):
             if not moved and not any(runner.in_hand for runner in pool.runners):
                 idle_ms = min(survived(life, one.idle_sleep_ms) or 0 for one in pool.runners)
                 idle_s = min(idle_ms / 1000, survived(life, worker.next_s) or 0.0, IDLE_S_MAX)
-                since = survived(life, life.store.wait, topics, since, max(idle_s, 0.01))
+                with bell.sleeping() as undisturbed:
+                    if undisturbed:
+                        since = survived(life, life.store.wait, topics, since, max(idle_s, 0.01))
 
     def _pool(self, life: Life) -> AdapterPool:
         pool = AdapterPool(
@@ -135,12 +154,84 @@ def _give_hands(runner: Runner, life: Life) -> None:
 
 
 class _Bell:
-    """Nobody sleeps: it is looked at in every turn."""
+    """Ends the sleep of whoever has nothing to do, and no other sleep of his."""
 
-    def __init__(self) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self.rung = threading.Event()
+        self._scheduler = scheduler
+        self._sleeper: Task | None = None
 
-    def ring(self) -> None: ...
+    def ring(self) -> None:
+        self.rung.set()
+        if self._sleeper is not None:
+            self._sleeper.wake_ns = 0
+
+    @contextmanager
+    def sleeping(self) -> Iterator[bool]:
+        """Whether it did not ring since the last sleep: then one may."""
+        undisturbed = not self.rung.is_set()
+        self._sleeper = self._scheduler.current
+        try:
+            yield undisturbed
+        finally:
+            self._sleeper = None
+            self.rung.clear()
+
+
+class _Timers(TimerWorker):
+    """The timer worker, in its thread."""
+
+    def __init__(self, life: Life, universe: str, carriage: Carriage) -> None:
+        super().__init__(cast(Store, life.store), universe=universe, clock=life.clock)
+        self._life = life
+        self.ride(carriage)
+
+    def live(self) -> None:
+        life, since = self._life, 0
+        while True:
+            since = survived(life, life.store.wait, self.topics, since, 0.0)
+            if not survived(life, self.tick):
+                idle_s = max(survived(life, self.next_s) or 0.0, 0.0)
+                since = survived(life, life.store.wait, self.topics, since, idle_s)
+
+    def _go_round(self, round: Round) -> None:
+        if self._life.tape.chance(LATE_MILLE):
+            self._life.sleep(self._life.tape.draw(LATE_MS_MAX) * MS)
+        super()._go_round(round)
+
+    def _await(self, round: Round, carriage: Carriage) -> None:
+        if round.answered.is_set():
+            return
+        round.answered = answered = _Answered(self._life.scheduler)
+        super()._await(round, carriage)
+        if not answered.is_set():
+            # It is waited for a second time only if it could not be taken back.
+            end = "not answered in time" if answered.waits > 1 else "taken back"
+            self._life.seen(f"household: a round of timers {end}")
+
+
+class _Answered(threading.Event):
+    """Whoever waits for it lets the others of the run go on."""
+
+    def __init__(self, scheduler: Scheduler) -> None:
+        super().__init__()
+        self._scheduler = scheduler
+        self._waiter: Task | None = None
+        self.waits = 0
+
+    def set(self) -> None:
+        super().set()
+        if self._waiter is not None:
+            self._waiter.wake_ns = 0
+
+    def wait(self, timeout: float | None = None) -> bool:
+        assert timeout is not None
+        self.waits += 1
+        if not self.is_set():
+            self._waiter = self._scheduler.current
+            self._scheduler.sleep(int(timeout * S))
+            self._waiter = None
+        return self.is_set()
 
 
 class _UnderWay:

@@ -65,7 +65,8 @@ class SimStore:
         self.opened = 0  # how many stores there have been: a restore makes another one
         self.full = False
         self._make_backend = make_backend
-        self._backups: list[list[Row]] = []
+        # Rows, and when the last commit was, if they do not say.
+        self._backups: list[tuple[list[Row], int]] = []
         self._waiters: list[tuple[list[str], int, Task]] = []
         self._batch: list[Sent] = []
         self.disk = _Disk(make_backend(), self)
@@ -121,7 +122,7 @@ class SimStore:
         self.note("reboot", {"wall_step_ns": wall_step_ns})
 
     def backup(self) -> int:
-        self._backups.append(self.rows())
+        self._backups.append((self.rows(), getattr(self.disk.inner, "committed_ns", 0)))
         self.note("backup", {"id": len(self._backups)})
         return len(self._backups)
 
@@ -132,10 +133,12 @@ class SimStore:
             sent.error = StoreReplaced(path=URL)
         self._batch.clear()
         generation = self.engine.generation + 1
-        rows = dict(self._backups[backup - 1])
+        kept, committed_ns = self._backups[backup - 1]
+        rows = dict(kept)
         meta = codec.unpack_as(schema.Meta, rows[schema.META_KEY])
         outcomes = [key for key in rows if key.startswith(schema.OUTCOME)]
-        floor_ns = max([meta.floor_ns, *(codec.unpack(rows.pop(key))[2] for key in outcomes)])
+        times = [codec.unpack(rows.pop(key))[2] for key in outcomes]
+        floor_ns = max([meta.floor_ns, committed_ns, *times])
         rows[schema.META_KEY] = codec.pack(schema.Meta(meta.store_id, generation, "", 0, floor_ns))
         self.disk.inner.close()
         self.disk.inner = self._make_backend()

@@ -2,18 +2,19 @@
 
 Some guards cover each other. Where a single one can be removed without harm, the pair is planted.
 Those of worlds and of who hosts them are in `mutants_worlds`, those of what worlds want of others in
-`mutants_effects`, those of a run's ledger in `mutants_ledger`, those of tasks in `mutants_tasks`, all
+`mutants_effects`, those of timers that are carried in `mutants_carrying`, those of a run's ledger in `mutants_ledger`, those of tasks in `mutants_tasks`, all
 others here; how they are planted is in `edits`.
 """
 
 from __future__ import annotations
 
 from holdfast.sim.edits import Edit, Mutant
+from holdfast.sim.mutants_carrying import CARRYING
 from holdfast.sim.mutants_effects import EFFECTS
 from holdfast.sim.mutants_ledger import LEDGER
 from holdfast.sim.mutants_tasks import TASKS
 from holdfast.sim.mutants_worlds import WORLDS
-from holdfast.sim.settings import HAS_LEDGER, Workload
+from holdfast.sim.settings import HAS_LEDGER, Settings, Workload
 
 _guard = "store.txn:check_guard"
 _held = "durable.claim:_hold"
@@ -231,14 +232,17 @@ _TASKS = {f"task {name}": edits for name, edits in TASKS.items()}
 
 MUTANTS: dict[str, Mutant] = {
     name: Mutant(name, edits)
-    for name, edits in {**_PLANTED, **WORLDS, **EFFECTS, **_LEDGER, **_TASKS}.items()
+    for name, edits in {**_PLANTED, **WORLDS, **EFFECTS, **CARRYING, **_LEDGER, **_TASKS}.items()
 }
 
 
-def concerns(name: str, workload: str) -> bool:
+def concerns(name: str, settings: Settings) -> bool:
     """Whether a run of this kind comes past the planted bug at all, or may be left out."""
+    workload = settings.workload
     if name in _TASKS or workload == Workload.TASKS:
         return name in _TASKS and workload == Workload.TASKS
+    if name in CARRYING:
+        return settings.household
     if name in EFFECTS:
         return workload == Workload.EFFECTS
     if name in WORLDS:

@@ -51,8 +51,8 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     "grant: the last first": (
         Edit(
             _grant,
-            "page = txn.scan(start, tuples.after(lane), limit - begun)",
-            "page = txn.scan(start, tuples.after(lane), limit - begun, True)",
+            "txn.scan(start, tuples.after(lane), wanted)",
+            "txn.scan(start, tuples.after(lane), wanted, True)",
         ),
     ),
     "grant: nothing is swept before": (

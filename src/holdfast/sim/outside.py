@@ -28,6 +28,8 @@ FATES = (
     *[WELL] * 13, *[FAILS] * 4, REFUSES, ODD, *[HANGS] * 3, LATE, DIES_BEFORE, DIES_AFTER, *[EXITS] * 2,
     DAWDLES,
 )  # fmt: skip
+# Where worlds want fewer of them, more come to what is rare: an effect all of whose attempts hang.
+FATES_AT_HOME = (*FATES, *[HANGS] * 5)
 
 
 class NotNow(Busy):
@@ -70,7 +72,7 @@ class Outside:
 
     def fate(self, life: Life) -> int:
         """What becomes of a call, as the tape says."""
-        return int(life.tape.pick(FATES))
+        return int(life.tape.pick(FATES_AT_HOME if life.settings.household else FATES))
 
     def _begin(self, life: Life, kind: str, call: Call, what: str, order: str) -> tuple[int, int]:
         fate = WELL if life.calm else self.fate(life)

@@ -4,9 +4,10 @@ The engine is the one of production, on simulated time. Each set of rows is a sc
 it goes when the run ends. What differs from a run on other rows, and only that, is made up for here:
 
 - Elsewhere the outcomes of commits lie among the rows, for clients whose answer was lost. This engine runs
-  in the process of its client, so they are kept beside it.
-- A writer that takes over elsewhere leaves its mark in the rows, so that snapshots from before it are too
-  old. Here they are given an age of their own.
+  in the process of its client, so they are kept beside it: as many as elsewhere, and what is older than
+  these is forgotten here, too.
+- What is written past a writer, by the one that takes over or by somebody else, makes older snapshots too
+  old elsewhere. Here they are given an age of their own.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from holdfast import codec
 from holdfast.clock import Clock, SimClock
 from holdfast.errors import HoldfastError, StoreFull
 from holdfast.sim.machine import URL
+from holdfast.sim.outcomes import Name, Outcomes
 from holdfast.store import schema
 from holdfast.store.api import Row
 from holdfast.store.engine import Answer, Request, keepable
@@ -54,7 +56,9 @@ class PgRows:
         self._readers: list[psycopg.Connection[Any]] = []
         self._engines: list[PgSimEngine] = []
         self._bootstrapped = False
-        self.outcomes: dict[tuple[bytes, int], Answer] = {}
+        self.outcomes = Outcomes()
+        # When the last commit was: elsewhere its outcome says so.
+        self.committed_ns = 0
         self.age = 0
 
     def engine(self, clock: Clock, disk: Any, *, bootstrap: bool) -> PgSimEngine:
@@ -62,6 +66,7 @@ class PgRows:
         made = PgSimEngine(self, self._conninfo, clock, disk, bootstrap=bootstrap)
         self._engines.append(made)
         self._bootstrapped = True
+        self.outcomes.take_over()
         self._keep_anchor(made.inner)
         return made
 
@@ -79,7 +84,7 @@ class PgRows:
             PgEngine(self._conninfo, SimClock(), ring=lambda no, topics: None).close()
             self._connection.execute("DELETE FROM holdfast_row")
             self._bootstrapped = True
-        return _Outside(self._connection)
+        return self._outside()
 
     def last_id(self) -> int:
         return 0
@@ -110,10 +115,15 @@ class PgRows:
         boot_id, offset_ns = engine._anchor
         fresh = schema.Meta(meta.store_id, meta.generation, boot_id, offset_ns, engine._last_ns)
         if fresh != meta:
-            self.age += 1
-            outside = _Outside(self._connection)
+            outside = self._outside()
             outside.put_many([(schema.META_KEY, codec.pack(fresh))])
             outside.commit()
+
+    def _outside(self) -> _Outside:
+        return _Outside(self._connection, self._grow_older)
+
+    def _grow_older(self) -> None:
+        self.age += 1
 
 
 class PgSimSnapshot:
@@ -167,17 +177,27 @@ class PgSimEngine:
 
     def commit(self, requests: Sequence[Request]) -> list[Answer]:
         """Those that were answered before get that answer; the others are one commit."""
-        known = self._rows.outcomes
-        fresh: dict[tuple[bytes, int], Request] = {}
+        told: dict[Name, Answer] = {}
+        fresh: dict[Name, Request] = {}
         for request in requests:
             name = (request.client, request.no)
-            if not (request.resent and (name in known or name in fresh)):
+            known = self._rows.outcomes.of(request)
+            if known is not None:
+                told[name] = known
+            elif not (request.resent and name in fresh):
                 fresh[name] = request
         answers = self.inner.commit([self._aged(one) for one in fresh.values()]) if fresh else []
         made = dict(zip(fresh, answers, strict=True))
-        known |= {name: keepable(one) for name, one in made.items() if one.error is None}
+        self._keep({name: keepable(one) for name, one in made.items() if one.error is None})
         names = [(request.client, request.no) for request in requests]
-        return [made[name] if name in made else known[name] for name in names]
+        return [made[name] if name in made else told[name] for name in names]
+
+    def _keep(self, done: dict[Name, Answer]) -> None:
+        """Each commit with its own: those of a batch that broke are several."""
+        for number in sorted({one.commit_no for one in done.values()}):
+            there = {name: one for name, one in done.items() if one.commit_no == number}
+            self._rows.outcomes.keep(self._rows.age * AGE + number, there)
+            self._rows.committed_ns = self.inner.now_ns()
 
     def _aged(self, request: Request) -> Request:
         age, number = divmod(request.snapshot, AGE)
@@ -225,8 +245,9 @@ STORE_ID = 16
 class _Outside:
     """Writes past the engine, which is opened again afterwards."""
 
-    def __init__(self, connection: psycopg.Connection[Any]) -> None:
+    def __init__(self, connection: psycopg.Connection[Any], done: Callable[[], None]) -> None:
         self._connection = connection
+        self._done = done
         self._puts: list[Row] = []
         self._deletes: list[bytes] = []
 
@@ -254,6 +275,7 @@ class _Outside:
                 "ON CONFLICT (key) DO UPDATE SET value = excluded.value",
                 self._puts,
             )
+        self._done()
 
     def abort(self) -> None:
         self._puts, self._deletes = [], []

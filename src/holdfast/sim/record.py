@@ -59,7 +59,7 @@ class Call:
         self.txn_no = 0
         self.result: Any = None  # of the function, where it is no operation
         self._scribe = scribe
-        self._fn = fn
+        self.fn = fn
         self._args = args
         self._kwargs = kwargs
 
@@ -79,7 +79,7 @@ class Call:
     def applied(self, txn: ClientTxn, commit_no: int) -> list[Event]:
         """Unknown, until the caller has the answer."""
         events = []
-        if not isinstance(self._fn, Operation):
+        if not isinstance(self.fn, Operation):
             value = None if isinstance(self.result, Pending) else plain(self.result)
             events.append(self._add(*self._about(), "unknown", value, commit_no))
         for (called, args), answer in zip(txn.calls, txn.results, strict=True):
@@ -88,7 +88,7 @@ class Call:
         return events
 
     def _about(self) -> tuple[str, dict[str, Any]]:
-        fn = self._fn
+        fn = self.fn
         if isinstance(fn, Operation):
             return _op_name(fn), _named(fn.fn, self._args, self._kwargs)
         told = _named(fn, self._args, self._kwargs)

@@ -4,7 +4,8 @@ An actor is ordinary synchronous code in a thread of its own. Exactly one thread
 it hands it over at *yield points*: every store call, every sleep, every explicit `yield_`. So the
 product's own code runs unchanged, and a run is a function of its tape.
 
-    spawn      a new task; it starts when it is first picked
+    spawn      a new task; it starts when it is first picked. Those spawned beside one another are
+               the threads of one process: the first that ends, however it does, ends them all
     yield_     let the tape pick who goes on, and let a little time pass
     sleep      not to be picked before the time; when all sleep, time leaps to the first
     kill       the task dies at its yield point: `Killed` unwinds its stack, and whatever its
@@ -30,7 +31,7 @@ class Killed(BaseException):
 
 
 class Task:
-    __slots__ = ("body", "dead", "error", "killed", "name", "thread", "wake_ns")
+    __slots__ = ("body", "dead", "error", "killed", "name", "process", "thread", "wake_ns")
 
     def __init__(self, name: str, body: Callable[[], None], wake_ns: int) -> None:
         self.name = name
@@ -40,6 +41,14 @@ class Task:
         self.dead = False
         self.error: BaseException | None = None
         self.thread: _Worker | None = None
+        # All threads of the process that it is in, itself among them.
+        self.process: list[Task] = [self]
+
+    def end_process(self) -> None:
+        for one in self.process:
+            if not one.dead:
+                one.killed = True
+                one.wake_ns = 0
 
 
 class Scheduler:
@@ -82,8 +91,18 @@ class Scheduler:
 
     # -- from anywhere with the baton ------------------------------------------------------------
 
-    def spawn(self, name: str, body: Callable[[], None], *, delay_ns: int = 0) -> Task:
+    def spawn(
+        self,
+        name: str,
+        body: Callable[[], None],
+        *,
+        delay_ns: int = 0,
+        beside: Task | None = None,
+    ) -> Task:
         task = Task(name, body, self.clock.boot_ns() + delay_ns)
+        if beside is not None:
+            beside.process.append(task)
+            task.process = beside.process
         self._waiting.append(task)
         return task
 
@@ -98,12 +117,9 @@ class Scheduler:
         self._switch(me)
 
     def kill(self, task: Task) -> None:
-        if task is self.current:
-            task.killed = True
+        task.end_process()
+        if self.current in task.process:
             raise Killed
-        if not task.dead:
-            task.killed = True
-            task.wake_ns = 0
 
     def rebase(self, lost_ns: int) -> None:
         """The boot clock was set back by this much: whoever sleeps wakes at the same moment."""
@@ -172,6 +188,7 @@ class Scheduler:
         except BaseException as error:
             task.error = error
         task.dead = True
+        task.end_process()
         try:
             self.on_exit(task)
         except BaseException as failure:

@@ -29,8 +29,9 @@ REST_NS = 5 * S
 FAULTS_UNTIL = 0.6
 # Leases lost at one message, after which its world is parked.
 STUCK_MAX = 3
-# Of a thousand runs of effects, those with a process that hosts worlds and does their effects.
-HOUSEHOLD_MILLE = 400
+# Of a thousand runs of effects, those with a process that hosts worlds, does their effects and
+# fires their timers.
+HOUSEHOLD_MILLE = 500
 # Attempts that the effects of simulated worlds get.
 ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
 # Mail and timers are never given up.
@@ -87,7 +88,7 @@ class Settings:
     accounts: int = 2
     pools: int = 1
     timer_workers: int = 1
-    # One process hosts worlds and does their effects, too.
+    # One process hosts worlds, does their effects and fires their timers, too.
     household: bool = False
     # Inboxes are so short that they are full at times.
     crowded: bool = False
@@ -178,8 +179,12 @@ def swarm(tape: Tape) -> Settings:
         if settings.household:
             # Few others: most of what its worlds want is done where they are.
             settings.pools = int(settings.lanes)
-            settings.senders = 1
-            settings.world_workers = 1 + tape.draw(2)
+            settings.senders = settings.orchestrators = 1
+            # A turn of a house has many steps.
+            settings.steps += 1200
+            settings.world_workers = 1 + tape.chance(300)
+            # Besides its own: a timer worker of another process that fires the same timers, or none.
+            settings.timer_workers = int(tape.chance(300))
     if settings.workload == Workload.TASKS:
         settings.audit_every = 50
     if settings.workload == Workload.LEDGER:

@@ -45,8 +45,13 @@ SHORT_MEMORY = {
     "store.applying": {"RING_COMMITS_MAX": 6},
     "store.engine": {"OUTCOMES_KEPT": 12},
 }
-# A step of simulated time is as long as a token of a rate is good for: here it is good for longer.
-COARSE = {"effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS}}
+# A step of simulated time is as long as a token of a rate is good for: here it is good for longer. A round of
+# timers is waited for longer, too; after one that did not do, the next is tried within the run.
+COARSE: dict[str, dict[str, float]] = {
+    "effects.rate": {"LATE_NS": 500 * MS, "AHEAD_NS": 1000 * MS},
+    "roles.timer_worker": {"BEGIN_S": 0.8, "ALONE_S": 0.2, "ALONE_S_MAX": 1.6},
+    "roles.carrying": {"MISTAKEN_S": 0.3},
+}
 CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
 # Checkpoints of a few tasks a chunk, by makers that are soon taken for dead.
 SHORT_TASKS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 200 * MS}}
@@ -149,6 +154,8 @@ class Simulation:
         if task.error is not None and not isinstance(task.error, Halted):
             # What no actor expects, the product must not do.
             self.errors.append((task.name, describe(task.error)))
+        if task.name not in self._tasks:
+            return  # a thread of some process, which ends with it
         actor, _ = self._tasks[task.name]
         delay_ns = 20 * MS if self.calm else self.tape.pick(RESTARTS_NS)
         self._start(actor, delay_ns)
@@ -241,7 +248,7 @@ class _Backends:
 @contextmanager
 def _short_memory(settings: Settings) -> Iterator[None]:
     """With a short memory, snapshots, outcomes and answers grow too old within one run."""
-    wanted: dict[str, dict[str, int]] = {**COARSE}
+    wanted: dict[str, Mapping[str, float]] = {**COARSE}
     if settings.short_memory:
         wanted |= SHORT_MEMORY
     if settings.short_memory and settings.workload == Workload.LEDGER:

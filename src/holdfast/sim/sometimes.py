@@ -181,6 +181,18 @@ def _queued(queue: str) -> Sight:
     )
 
 
+def _carries(
+    event: Event, what: str, fits: Callable[[Plain], bool] = lambda one: True, at_least: int = 1
+) -> bool:
+    """Whether a cycle settles effects (`token`), or tells timers (`alarm`), in its commit."""
+    carried = event.args["cycle"].get("carried", ())
+    return sum(one[what] is not None and fits(one[what]) for one in carried) >= at_least
+
+
+def _refused_ring(code: str) -> Sight:
+    return lambda event: event.op == "commit" and event.code == code and _carries(event, "alarm")
+
+
 _EFFECTS: dict[str, Sight] = {
     "effect: called": _fate("effect.call"),
     "effect: called again": _fate("effect.call", lambda event: event.args["attempt"] > 1),
@@ -193,14 +205,24 @@ _EFFECTS: dict[str, Sight] = {
         for code in ("not_now", "never", "bad_result", "timeout", "expiries_exhausted", "exited",
                      "cancelled", "dropped_by_fork", "by_hand")
     },
-    "effect: settled in its world's commit": _did(
-        "commit", lambda event: bool(event.args["cycle"].get("carried"))
-    ),
+    "effect: settled in its world's commit": _did("commit", lambda event: _carries(event, "token")),
     "effect: settled otherwise, others came first": lambda event: (
-        event.op == "commit"
-        and event.code == "conflict"
-        and bool(event.args["cycle"].get("carried"))
+        event.op == "commit" and event.code == "conflict" and _carries(event, "token")
     ),
+    "timer: told in its world's commit": _did("commit", lambda event: _carries(event, "alarm")),
+    "timer: told in its world's commit, by the calendar": _did(
+        "commit", lambda event: _carries(event, "alarm", lambda one: one["queue"].endswith("/calendar"))
+    ),
+    "timer: several told in one commit of their world": _did(
+        "commit", lambda event: _carries(event, "alarm", at_least=2)
+    ),
+    "timer: told in its world's commit, whose answer was lost": _did(
+        "commit", lambda event: event.result == "unknown" and _carries(event, "alarm")
+    ),
+    **{
+        f"timer: not told in its world's commit, {code}": _refused_ring(code)
+        for code in ("conflict", "fenced")
+    },
     "effect: redriven": _did("receipts.redrive_effects"),
     "effect: of a redrive": _got(lambda receipt: receipt["redrive_of"] is not None, "fx."),
     "effect: paid by rate": _did("rate.grant"),
@@ -398,6 +420,8 @@ _TOLD = {
     "timer stopped in good order",
     "household stopped in good order",
     "household: a step under way",
+    "household: a round of timers taken back",
+    "household: a round of timers not answered in time",
     "effect: died before the call",
     "effect: died after the call",
     "effect: answered in the wrong shape",

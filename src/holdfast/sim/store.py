@@ -53,6 +53,8 @@ class FaultingStore:
         self._opened = shared.opened
         # Whether commits of this incarnation may go wrong.
         self.mortal = True
+        # Transactions whose answers are lost more often than those of others.
+        self.doubtful: Sequence[Callable[..., Any]] = ()
         self._scribe = Scribe(shared.history, actor, incarnation, shared.engine_now_ns)
 
     @property
@@ -163,7 +165,7 @@ class FaultingStore:
     def _send(self, call: Call, txn: ClientTxn) -> Answer:
         """One request to the engine, through whatever the plan has in store for it."""
         shared = self._shared
-        fault = shared.plan.next() if self.mortal else None
+        fault = shared.plan.next(doubtful=call.fn in self.doubtful) if self.mortal else None
         self._no = call.txn_no = self._no + 1
         request = request_of(txn, self._no, self._client)
         if fault is Fault.STALL:

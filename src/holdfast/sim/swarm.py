@@ -88,7 +88,7 @@ def first_kill(job: tuple[str, int]) -> Kill:
     name, seeds_max = job
     with Threads() as threads:
         for seed in range(seeds_max):
-            if not concerns(name, swarm(Tape(seed)).workload):
+            if not concerns(name, swarm(Tape(seed))):
                 continue
             result = run_seed(seed, mutant=name, threads=threads)
             numbers = [number for number in result.checkers if number in CHECKERS]

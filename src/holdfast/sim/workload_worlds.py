@@ -45,9 +45,16 @@ POLICY = WorkerPolicy(
 )
 # Cycles so long that receipts fit in beside what waits.
 HOUSEHOLD_POLICY = replace(
-    POLICY, budgets=Budgets(max_inbox_batch=12, max_effects_per_cycle=6, max_cycle_wall_ms=100)
+    POLICY,
+    idle_s=6.0,
+    budgets=Budgets(max_inbox_batch=12, max_effects_per_cycle=6, max_cycle_wall_ms=100),
 )
 LEADER_TTL_S = 1.5
+# How long a sender rests. What is carried counts only if nobody sends meanwhile: there it rests for longer.
+SENDS_MS = 150
+SPARSE_MS = 900
+# Of the events of accounts that a process hosts and fires the timers of, those that are about these.
+TIMERS_MILLE = 500
 LARGE = "." * 5000
 
 
@@ -138,7 +145,7 @@ class Sender(Actor):
             if life.tape.chance(200) and life.store.now_ns() - since_ns <= HORIZON_NS:
                 other = event_ingress(*app.encode_event(world_app.Rolled(f"{key}!")))
                 self._again(life, to, key, other if life.tape.chance(300) else ingress)
-            life.rest(ms=150)
+            life.rest(ms=SPARSE_MS if life.settings.household else SENDS_MS)
 
     def _send(self, life: Life, to: str, key: str, ingress: Ingress) -> None:
         try:
@@ -218,6 +225,8 @@ def _event(life: Life, id: str, accounts: list[str]) -> Any:
 def _wanting(life: Life, id: str, accounts: list[str]) -> Any:
     """Events of accounts that want much of others."""
     tape = life.tape
+    if life.settings.household and tape.chance(TIMERS_MILLE):
+        return _timing(life, id)
     choice = tape.draw(24)
     # Few keys and few wishes: the same again, and the same key for something else.
     key = (None, None, "k0", "k1")[tape.draw(4)]
@@ -244,6 +253,20 @@ def _wanting(life: Life, id: str, accounts: list[str]) -> Any:
     if choice < 22:
         return world_app.Moved(id, 1 + tape.draw(5), tape.pick(accounts))
     return world_app.Paid(id, 1 + tape.draw(9))
+
+
+def _timing(life: Life, id: str) -> Any:
+    """Timers that are soon due, by either clock, some at the same time; some that repeat; the end of some."""
+    tape = life.tape
+    slot = ("t0", "t0", "t1", None)[tape.draw(4)]
+    choice = tape.draw(13)
+    if choice < 5:
+        return world_app.Slept(id, tape.draw(3), slot)
+    if choice < 8:
+        return world_app.Dated(id, tape.draw(3) - 1, slot)
+    if choice == 8:
+        return world_app.Ticked(id, RULES[1], tape.pick(("one", "skip")), "t1")
+    return world_app.Woken(id, tape.pick(("t0", "t1")))
 
 
 def _address(life: Life, to: str) -> Address:

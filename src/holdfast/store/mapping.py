@@ -181,7 +181,7 @@ def parse(stores: Any, path: str, directory: Path) -> StoreMap:
 
 
 def _rule(path: str, directory: Path, text: str, url: Any) -> Rule:
-    if not text or "/" in text or len(text.encode()) > UNIVERSE_BYTES_MAX:
+    if not text or "/" in text or "\0" in text or len(text.encode()) > UNIVERSE_BYTES_MAX:
         raise BadStores(file=path, universe=text[:64], why="no universe is called so")
     if "*" in text[:-1] or any(letter in text for letter in "?["):
         why = "a pattern is the beginning of a name and one * at its end"
@@ -192,10 +192,15 @@ def _rule(path: str, directory: Path, text: str, url: Any) -> Rule:
 def _url(path: str, directory: Path, what: str, url: Any) -> str:
     if not isinstance(url, str):
         raise BadStores(file=path, universe=what, why="a store is a directory or a URL, as text")
+    if url != url.strip() or not url.isprintable():
+        raise BadStores(file=path, universe=what, why="a space around it, or a sign that is none")
     try:
         scheme, rest = urls.split(url)
+        identity(url)
     except BadUrl as error:
         raise BadStores(file=path, universe=what, why=f"no store: {error}") from None
+    except ValueError as error:
+        raise BadStores(file=path, universe=what, why=f"no URL: {error}") from None
     if scheme == "lmdb":
         return str(directory / Path(rest).expanduser())
     if scheme not in ("postgresql", "postgres"):

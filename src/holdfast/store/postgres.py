@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import psycopg
 
-from holdfast.clock import SYSTEM, Clock
+from holdfast.clock import MS, SYSTEM, Clock
 from holdfast.config import (
     COMMIT_ROWS_MAX,
     COMMIT_TXNS_MAX,
@@ -46,6 +46,8 @@ TRIES_ON_VIEW = 2
 # What one commit takes at most, so that a server or a network of any size stands it.
 COMMIT_BYTES_MAX = 32 * 1024 * 1024
 PAUSE_S = 0.1
+# A glance shows nothing older than this.
+GLANCE_NS = 100 * MS
 
 Finish = Callable[[Answer, Completions], None]
 
@@ -65,7 +67,8 @@ class PostgresStore:
         self._pid = os.getpid()
         self._closed = False
         self._engine = PgEngine(self._conninfo, clock, bootstrap=bootstrap, ring=self._ring)
-        self._topics = Topics(self._conninfo, self._engine.channel, self._engine.last)
+        engine = self._engine
+        self._topics = Topics(self._conninfo, engine.channel, engine.last, engine.client)
         self._readers = Readers(server.parse(url, idle_s=READER_IDLE_S), self._engine.away)
         self._asking = Asking(self._readers, self._engine.refresh)
         self._aside = Aside()
@@ -74,6 +77,10 @@ class PostgresStore:
         self._contended = threading.RLock()
         self._work: deque[tuple[Request, int, Finish]] = deque()
         self._came = threading.Condition()
+        # When we were last told of others' commits.
+        self._told_ns = clock.mono_ns() - GLANCE_NS
+        # What the committer has to ring after its answers.
+        self._rings: deque[tuple[int, Sequence[str]]] = deque()
         self._committer = threading.Thread(
             target=self._commit_all, name="holdfast-commit", daemon=True
         )
@@ -146,6 +153,20 @@ class PostgresStore:
         refuse_writes(txn)
         return result
 
+    def glance(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """See `api.glance`: what is known here, if all that has rung here is known."""
+        self._check()
+        known, topics = self._engine.known, self._topics
+        told = self._clock.mono_ns() - self._told_ns < GLANCE_NS
+        if told and topics.hearing and known.commit_no >= topics.heard:
+            with suppress(_NoView):
+                ran = self._on_view(fn, args, kwargs)
+                whole = not ran.view.asked and known.settled
+                if ran.error is None and whole and self._holds(ran):
+                    refuse_writes(ran.txn)
+                    return ran.result
+        return self.read(fn, *args, **kwargs)
+
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
         future = Submitted()
         self._submit(future, fn, args, kwargs, 0)
@@ -201,7 +222,11 @@ class PostgresStore:
             raise StoreClosed(url=self.url)
 
     def _ring(self, commit_no: int, topics: Sequence[str]) -> None:
-        self._topics.ring(commit_no, topics)
+        if threading.current_thread() is self._committer:
+            # Those whose commit it is go first: often it is they who do what the others are woken for.
+            self._rings.append((commit_no, topics))
+        else:
+            self._topics.ring(commit_no, topics)
 
     def _next_no(self) -> int:
         with self._came:
@@ -260,8 +285,10 @@ class PostgresStore:
         )
 
     def _refresh(self) -> None:
+        asked_ns = self._clock.mono_ns()
         try:
             self._asking.refresh()
+            self._told_ns = asked_ns
         except (psycopg.Error, Unreachable):
             raise _NoView from None
 
@@ -325,6 +352,8 @@ class PostgresStore:
             for (_, _, finish), answer in zip(batch, answers, strict=True):
                 finish(answer, done)
             done.wake()
+            while self._rings:
+                self._topics.ring(*self._rings.popleft())
 
     def _take(self) -> list[tuple[Request, int, Finish]]:
         """The next batch: one request at least."""

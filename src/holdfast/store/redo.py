@@ -25,6 +25,7 @@ import struct
 import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import lmdb
@@ -43,6 +44,8 @@ Change = tuple[bytes, bytes | None]
 
 _MAGIC = b"holdfast redo 1\n"
 _HEADER_BYTES = 4096
+# The base, and the one that is to follow it.
+_BASES_MAX = 2
 # A header is never written over one that is needed: the first says that a round has begun, or that the log
 # is closed, the second that its base is on disk.
 _BEGUN_AT, _BASED_AT = _HEADER_PLACES = (0, 2048)
@@ -117,8 +120,9 @@ class Redo:
         try:
             os.fdatasync(file)
         except OSError as error:
+            # It may be there after all: nobody may be told that it failed.
             self._failure = error
-            raise
+            self._check()
         self._last_at, self._at = self._at, self._at + len(record) + len(body)
 
     def void(self) -> None:
@@ -128,13 +132,16 @@ class Redo:
         os.fdatasync(self._file)
 
     def committed(self) -> None:
-        """LMDB has committed what was appended."""
+        """LMDB has committed what was appended. Whatever goes wrong now is for the next one to hear."""
         self._next += 1
         if not self._commits:
             self._since_ns = SYSTEM.mono_ns()
         self._commits += 1
         if self._commits >= REDO_COMMITS or self._at >= REDO_BYTES:
-            self.checkpoint()
+            try:
+                self.checkpoint()
+            except Exception as error:
+                self._failure = error
 
     def tick(self) -> None:
         """To be called now and then: what was committed does not wait for ever to be checkpointed."""
@@ -147,7 +154,7 @@ class Redo:
         if not self._settled.is_set():
             return
         self._check()
-        while len(self._bases) > 1:
+        while len(self._bases) >= _BASES_MAX:
             self._bases.pop(0).abort()
         try:
             base = self._env.begin()
@@ -165,8 +172,7 @@ class Redo:
         self._at = self._last_at = _HEADER_BYTES
         self._commits = 0
         file, round = self._file, self._round
-        if os.fstat(file).st_size > REDO_BYTES_MAX:
-            os.ftruncate(file, REDO_BYTES_MAX)
+        other = self._files[(round + 1) % len(self._files)]
         # Records of this round count if those of the one before it lead up to them.
         _write(file, _headed(Header(round, id)), _BEGUN_AT)
 
@@ -174,6 +180,9 @@ class Redo:
             self._env.sync(True)
             _write(file, _headed(Header(round, id, meta)), _BASED_AT)
             os.fdatasync(file)
+            # Not before: until now it was needed.
+            if os.fstat(other).st_size > REDO_BYTES_MAX:
+                os.ftruncate(other, REDO_BYTES_MAX)
 
         self._settled.clear()
         self._asked.put(settle)
@@ -181,14 +190,13 @@ class Redo:
     def close(self) -> None:
         """Leave nothing to recover."""
         self._wait()
-        self.checkpoint()
-        self._wait()
-        id = self._bases[-1].id()
+        # No checkpoint: for that there may be no room.
+        self._env.sync(True)
         for base in self._bases:
             base.abort()
         self._asked.put(None)
         self._thread.join()
-        _write(self._file, _headed(Header(self._round, id, closed=True)), _BEGUN_AT)
+        _write(self._file, _headed(Header(self._round, self._next - 1, closed=True)), _BEGUN_AT)
         os.fdatasync(self._file)
         self.abandon()
 
@@ -230,38 +238,58 @@ class Recovery:
         self._path = path
         logs = [header for name in FILES if (header := _header_of(path / name)) is not None]
         self.found = bool(logs)
-        # The next log has a higher one.
-        self.round = max((log.round for log in logs), default=0)
-        closed = any(log.closed and log.round == self.round for log in logs)
+        last = max((log.round for log in logs), default=0)
+        # Rounds after this one have not been. A record of the next one may be there, without its header.
+        self.round = last + len(FILES)
+        closed = any(log.closed and log.round == last for log in logs)
         based = [] if closed else [log for log in logs if log.meta]
         self._base = max(based, key=lambda log: log.round, default=None)
-        if self._base is not None and (path / DATA).exists() and _is_alone(path):
-            _put_back(path, self._base, list(_records(path, self._base)))
+        if self._base is not None and (path / DATA).exists():
+            with _alone(path) as alone:
+                if alone:
+                    _put_back(path, self._base, list(_records(path, self._base)))
 
     def replay(self, env: lmdb.Environment) -> None:
         """Commit again what LMDB's file does not have."""
+        # Whoever died in the last step of a commit has left the lock file one behind: this mends it. Its
+        # snapshots take up room that is needed here.
+        env.begin(write=True).abort()
+        env.reader_check()
         if self._base is None:
             return
-        at = int(env.info()["last_txnid"])
-        for id, body in _records(self._path, self._base):
-            if id <= at:
-                continue
-            with env.begin(write=True) as txn:
-                if txn.id() != id:
-                    why = "the log does not go on from the file"
-                    raise StoreCorrupt(path=str(self._path), why=why)
-                for key, value in _changes.decode(body):
-                    if value is None:
-                        txn.delete(key)
-                    else:
-                        txn.put(key, value)
-        env.sync(True)
+        # The base is what the next one recovers from, if this one is killed: its pages are kept.
+        with env.begin() as kept:
+            at = kept.id()
+            for id, body in _records(self._path, self._base):
+                if id > at:
+                    self._commit(env, id, body)
+            env.sync(True)
+
+    def _commit(self, env: lmdb.Environment, id: int, body: bytes) -> None:
+        with env.begin(write=True) as txn:
+            if txn.id() != id:
+                why = "the log does not go on from the file"
+                raise StoreCorrupt(path=str(self._path), why=why)
+            for key, value in _changes.decode(body):
+                if value is None:
+                    txn.delete(key)
+                else:
+                    txn.put(key, value)
 
 
 def forget(path: Path) -> None:
-    """The file is about to be replaced: what the logs say is of another one."""
-    for name in FILES:
-        (path / name).unlink(missing_ok=True)
+    """What the logs say does not count any more. At no moment may one of them count without the other."""
+    files = [path / name for name in FILES if (path / name).exists()]
+    last = max((log.round for file in files if (log := _header_of(file)) is not None), default=0)
+    for file in files:
+        fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            _write(fd, _headed(Header(last + 1, 0, closed=True)), _BEGUN_AT)
+            os.fdatasync(fd)
+        finally:
+            os.close(fd)
+    for file in files:
+        file.unlink()
     _sync_directory(path)
 
 
@@ -327,16 +355,20 @@ def _header_at(data: bytes, at: int) -> Header | None:
         return None
 
 
-def _is_alone(path: Path) -> bool:
-    """Whether nobody else has LMDB's file open: each has a lock on the first byte of its lock file."""
+@contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    """Whether nobody else has LMDB's file open: each has a lock on the first byte of its lock file. Who
+    comes to open it waits."""
     fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
-    except OSError:
-        return False
+        try:
+            fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            alone = True
+        except OSError:
+            alone = False
+        yield alone
     finally:
         os.close(fd)
-    return True
 
 
 def _put_back(path: Path, base: Header, records: list[tuple[int, bytes]]) -> None:

@@ -196,16 +196,16 @@ class LmdbTxn:
 
     def commit(self) -> None:
         redo = self._redo
+        if redo is not None:
+            try:
+                redo.append(self.id, self._changes)
+            except BaseException as error:
+                self._txn.abort()
+                if isinstance(error, lmdb.Error | OSError):
+                    raise storage_error(error, self._path) from None
+                raise
         try:
-            if redo is not None:
-                try:
-                    redo.append(self.id, self._changes)
-                except BaseException:
-                    self._txn.abort()
-                    raise
             self._txn.commit()
-        except OSError as error:
-            raise storage_error(error, self._path) from None
         except lmdb.Error as error:
             if redo is not None:
                 redo.void()

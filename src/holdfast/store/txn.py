@@ -46,7 +46,8 @@ class Overlay:
     def prefetch(self, keys: Iterable[bytes]) -> None:
         fetch = self._prefetch
         if fetch is not None:
-            fetch(keys)
+            writes = self.writes
+            fetch([key for key in keys if key not in writes])
 
     def put(self, key: AnyKey, value: bytes) -> None:
         if type(key) is not bytes:

@@ -145,4 +145,4 @@ def test_tasks_come_by_http(up: Up, client: Runtime) -> None:
     worker = up("--http", "127.0.0.1:0")
     made = call(worker, "POST", "/v1/tasks", {"name": "double", "args": [21]})
     assert client.task(made["id"]).result(60) == 42
-    assert call(worker, "GET", "/readyz")["ready"] is True
+    until(lambda: call(worker, "GET", "/readyz")["ready"], "readiness")

@@ -164,15 +164,15 @@ class Bell:
         """In a line, and listened for."""
         line = lines.setdefault(key, Line())
         line.members += 1
-        fresh = set(topics) - self._topics
-        if fresh:
-            # Replaced and never changed: the listener may be reading it.
-            self._topics = fresh | (
-                self._topics if len(self._topics) < TOPICS_MAX else self._wanted()
-            )
-            self._tell_listener()
-        self._awaited.set()
         try:
+            fresh = set(topics) - self._topics
+            if fresh:
+                # Replaced and never changed: the listener may be reading it.
+                self._topics = fresh | (
+                    self._topics if len(self._topics) < TOPICS_MAX else self._wanted()
+                )
+                self._tell_listener()
+            self._awaited.set()
             yield line
         finally:
             line.members -= 1

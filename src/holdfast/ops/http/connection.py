@@ -4,7 +4,8 @@
 
 Everything has a limit: how long a head, a body, an answer may take, how long a connection may idle, how
 many there are, how many bytes of bodies are in memory. A request is judged by its head: the body of one
-that is refused is not kept.
+that is refused is not kept. A connection counts until its socket is closed, and whoever does not take the
+rest of an answer is hung up on: else those would be as many as they please.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
+    # No more than half of the files that the process may open, either: the store needs some.
     connections_max: int = 1_000
     bodies_bytes_max: int = 256 * 1024 * 1024
     # How long a connection may idle, and how long each part of a request may take to arrive, or of an
@@ -44,9 +46,11 @@ class Limits:
     head_s: float = 10.0
     body_s: float = 60.0
     answer_s: float = 60.0
-    # What is read and thrown away of a body that was refused, so that its sender reads why.
+    # What is read and thrown away of a body that was refused, so that its sender reads why; and by how
+    # many at a time.
     linger_s: float = 2.0
-    linger_bytes_max: int = 1024 * 1024
+    linger_bytes_max: int = 64 * 1024 * 1024
+    refused_max: int = 32
 
 
 class Reader(asyncio.StreamReader):
@@ -85,28 +89,55 @@ class Connection:
         self._api = api
         self._reader = reader
         self._writer = writer
-        # Whether a request is under way.
+        # Whether a request is under way; and since when it is theirs to go on: to ask, or to take an answer.
         self.busy = False
+        self.waits_since_s: float | None = server.loop.time()
 
     async def serve(self) -> None:
         """One request after the other, until either side has enough."""
+        whole = False
         try:
-            if self._server.crowded:
-                await self._refuse(TooMany(connections_max=self._limits.connections_max))
-                return
             while await self._next():
                 pass
+            whole = True
         except (ConnectionError, TimeoutError, asyncio.IncompleteReadError):
             pass
         except asyncio.CancelledError:
-            pass  # the server ends, and this with it
+            whole = True  # the server ends, and this with it
         except Exception as error:
             _complain(error)
         finally:
-            self._writer.close()
+            await self._hang_up(self._limits.answer_s if whole else 0)
+
+    @property
+    def unread(self) -> bool:
+        """Whether something of an answer has not left yet."""
+        return self._writer.transport.get_write_buffer_size() > 0
+
+    async def turn_away(self) -> None:
+        """There are too many."""
+        try:
+            await self._refuse(TooMany(connections_max=self._server.connections_max))
+        except (ConnectionError, TimeoutError, asyncio.CancelledError):
+            pass
+        finally:
+            await self._hang_up(0)
+
+    def drop(self) -> None:
+        """Hang up, whatever is under way."""
+        self._writer.transport.abort()
+
+    async def _hang_up(self, within_s: float) -> None:
+        """Close when what was written has been taken, and then at the latest."""
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError, asyncio.CancelledError):
+            async with asyncio.timeout(within_s):
+                await self._writer.wait_closed()
+        self.drop()
 
     async def _next(self) -> bool:
         """One request and its answer; whether there may be another."""
+        self.waits_since_s = self._server.loop.time()
         async with asyncio.timeout(self._limits.idle_s):
             first = await self._reader.read(1)
         if not first:
@@ -114,7 +145,9 @@ class Connection:
         self.busy = True
         head: list[Request] = []
         try:
-            admitted = self._admit(await self._head(first), head)
+            arrived = await self._head(first)
+            self.waits_since_s = None
+            admitted = self._admit(arrived, head)
         except HoldfastError as error:
             await self._refuse(error, head[0] if head else None)
             return False
@@ -139,7 +172,7 @@ class Connection:
             if response.undo is not None:
                 await response.undo()
             return False
-        self.busy = False
+        self.busy = not keep_alive
         return keep_alive
 
     def _admit(self, head: bytes, parsed: list[Request]) -> _Admitted:
@@ -190,10 +223,14 @@ class Connection:
     async def _answer(
         self, response: Response, request: Request | None, *, keep_alive: bool
     ) -> None:
+        self.waits_since_s = self._server.loop.time()
         head_only = request is not None and request.method == "HEAD"
         self._writer.write(bytes_of(response, keep_alive=keep_alive, head_only=head_only))
         async with asyncio.timeout(self._limits.answer_s):
             await self._writer.drain()
+        # One that was dropped meanwhile has an end without an error.
+        if self._writer.transport.is_closing():
+            raise ConnectionResetError
 
     async def _refuse(self, error: HoldfastError, request: Request | None = None) -> None:
         """Say why, and hang up: closing with bytes unread would take the answer away from whoever is

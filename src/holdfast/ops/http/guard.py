@@ -4,7 +4,8 @@
   everybody needs it.
 - `Host` must be an address, `localhost`, the name that we listen on, or one that was named: a page whose
   name was made to point here (DNS rebinding) says its own name. `Origin`, which browsers send, must be
-  ours. Both are looked at with every request, whatever it asks for.
+  ours; where they send none (an image of another page), `Sec-Fetch-Site` tells. All of them are looked at
+  with every request, whatever it asks for.
 - A body must say that it is JSON, which a form of another page cannot.
 """
 
@@ -101,6 +102,9 @@ class Guard:
             f"https://{host.lower()}",
         ):
             raise Forbidden(what="origin", found=origin[:64], why="of another site")
+        site = request.headers.get("sec-fetch-site", "none").lower()
+        if site not in ("none", "same-origin"):
+            raise Forbidden(what="sec-fetch-site", found=site[:64], why="of another site")
         if request.method not in ("GET", "HEAD"):
             kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
             if kind != "application/json":

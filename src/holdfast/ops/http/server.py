@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -48,6 +50,7 @@ class HttpServer:
         self._make_api = make_api
         self.guard = guard
         self.limits = limits or Limits()
+        self.connections_max = min(self.limits.connections_max, _files_max() // 2)
         self.rounds = 0
         self.failure: BaseException | None = None
         self.stopping = False
@@ -56,6 +59,7 @@ class HttpServer:
         host, port = self._socket.getsockname()[:2]
         self.address = Address(host, port)
         self._connections: dict[asyncio.Task[None], Connection] = {}
+        self._refused = 0
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -77,8 +81,8 @@ class HttpServer:
         return sum(connection.busy for connection in list(self._connections.values()))
 
     @property
-    def crowded(self) -> bool:
-        return len(self._connections) > self.limits.connections_max
+    def connections(self) -> int:
+        return len(self._connections)
 
     def start(self) -> None:
         """Returns when it listens."""
@@ -133,11 +137,14 @@ class HttpServer:
             assert task is not None
             assert isinstance(reader, Reader)
             connection = Connection(self, api, reader, writer)
+            if not self._make_room():
+                await self._turn_away(connection)
+                return
             self._connections[task] = connection
             try:
                 await connection.serve()
             finally:
-                del self._connections[task]
+                self._connections.pop(task, None)
 
         server = await self._loop.create_server(
             lambda: asyncio.StreamReaderProtocol(Reader(), connected),
@@ -158,6 +165,39 @@ class HttpServer:
             await asyncio.wait(list(self._connections), timeout=STOP_S)
         for task in list(self._connections):
             task.cancel()
+
+    def _make_room(self) -> bool:
+        """Whether there is room for one more. Who asks for nothing, or does not take the answer, gives way,
+        first whoever has taken all answers and been silent longest: connections that idle, or dribble,
+        keep nobody out."""
+        if len(self._connections) < self.connections_max:
+            return True
+        silent = [
+            (connection.unread, connection.waits_since_s, at, task)
+            for at, (task, connection) in enumerate(self._connections.items())
+            if connection.waits_since_s is not None
+        ]
+        if not silent:
+            return False
+        *_, task = min(silent)
+        self._connections.pop(task).drop()
+        return True
+
+    async def _turn_away(self, connection: Connection) -> None:
+        if self._refused >= self.limits.refused_max:
+            connection.drop()
+            return
+        self._refused += 1
+        try:
+            await connection.turn_away()
+        finally:
+            self._refused -= 1
+
+
+def _files_max() -> int:
+    """How many files this process may have open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return sys.maxsize if soft == resource.RLIM_INFINITY else soft
 
 
 def _bound(address: Address) -> socket.socket:

@@ -90,7 +90,8 @@ class TaskApi(Api):
                 [NewTask(name=sent.name, args=sent.args, kwargs=sent.kwargs, options=sent.options)]
             )
             return Response(201, encode({"id": str(task)}), (("Location", f"/v1/tasks/{task}"),))
-        if sent.name is not UNSET:
+        if sent != Submission(tasks=sent.tasks):
+            # Arguments or options beside the tasks would be passed over.
             raise Invalid(what="body", why="one task with a name, or tasks, and not both")
         made = await self._create(sent.tasks)
         return Response(201, encode({"ids": [str(task) for task in made]}))

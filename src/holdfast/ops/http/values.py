@@ -8,6 +8,7 @@ that does not fit into 64 bits is refused: no other reader could be sure of it.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -18,14 +19,22 @@ from holdfast.errors import Invalid
 from holdfast.ops.http.problem import BadRequest
 
 DEPTH_MAX = 64
+# Lists and maps in a body. Small ones cost a hundred times their text, in memory and in time of the loop.
+CONTAINERS_MAX = 1_000_000
 
 T = TypeVar("T")
+_STRING = re.compile(rb'"(?:[^"\\]|\\.)*+"?', re.DOTALL)
 _decoders: dict[Any, msgspec.json.Decoder[Any]] = {}
 
 
 class TooDeep(Invalid):
     code = "too_deep"
     hint = f"values are nested up to {DEPTH_MAX} levels"
+
+
+class TooManyParts(Invalid):
+    code = "too_many_parts"
+    hint = f"a request has up to {CONTAINERS_MAX:,} lists and maps: send smaller ones, or text"
 
 
 class Document(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -36,6 +45,9 @@ def decode(kind: type[T], body: bytes) -> T:
     decoder = _decoders.get(kind)
     if decoder is None:
         decoder = _decoders[kind] = codec.new_json_decoder(kind)
+    brackets = body.count(b"[") + body.count(b"{")
+    if brackets > CONTAINERS_MAX and _containers(body) > CONTAINERS_MAX:
+        raise TooManyParts(what="body", max=CONTAINERS_MAX)
     try:
         found: T = decoder.decode(body)
     except msgspec.ValidationError as error:
@@ -45,7 +57,7 @@ def decode(kind: type[T], body: bytes) -> T:
     except RecursionError:
         raise TooDeep(what="body", max=DEPTH_MAX) from None
     # As many brackets as levels, at least: few of them settle it.
-    if body.count(b"[") + body.count(b"{") > DEPTH_MAX:
+    if brackets > DEPTH_MAX:
         _check_depth([found])
     return found
 
@@ -94,6 +106,12 @@ def _key(key: Any) -> str:
 
 def _opaque(kind: str, data: bytes) -> dict[str, str]:
     return {"kind": kind, "base64": base64.b64encode(data).decode()}
+
+
+def _containers(body: bytes) -> int:
+    """Lists and maps in a text: brackets that are not inside of strings."""
+    bare = _STRING.sub(b"", body)
+    return bare.count(b"[") + bare.count(b"{")
 
 
 def _check_depth(level: list[Any]) -> None:

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping
 from http import HTTPStatus
 from typing import NamedTuple
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import parse_qsl, unquote
 
 from holdfast.ops.http.problem import (
     BadRequest,
@@ -74,12 +74,15 @@ def _request_line(line: str) -> tuple[str, tuple[str, ...], dict[str, str], str]
         raise BadRequest(what="target", why="too long", bytes_max=TARGET_BYTES_MAX)
     if not target.startswith("/") or not target.isascii() or not target.isprintable():
         raise BadRequest(what="target", found=target[:64])
-    split = urlsplit(target)
+    # A path that begins with two slashes is no address of another host, and nobody sends a fragment.
+    if "#" in target:
+        raise BadRequest(what="target", why="a fragment", found=target[:64])
+    whole, _, asked = target.partition("?")
     query: dict[str, str] = {}
     try:
-        path = tuple(unquote(part, errors="strict") for part in split.path[1:].split("/"))
+        path = tuple(unquote(part, errors="strict") for part in whole[1:].split("/"))
         pairs = parse_qsl(
-            split.query, keep_blank_values=True, errors="strict", max_num_fields=HEADERS_MAX
+            asked, keep_blank_values=True, errors="strict", max_num_fields=HEADERS_MAX
         )
     except ValueError:
         raise BadRequest(what="target", why="badly escaped", found=target[:64]) from None
@@ -132,7 +135,8 @@ def bytes_of(response: Response, *, keep_alive: bool, head_only: bool = False) -
         "Cache-Control: no-store",
         "X-Content-Type-Options: nosniff",
         *(f"{name}: {value}" for name, value in response.headers),
-        *([] if keep_alive else ["Connection: close"]),
+        # Said both ways: a client of HTTP/1.0 that is told nothing waits for the end.
+        f"Connection: {'keep-alive' if keep_alive else 'close'}",
         "\r\n",
     ]
     head = "\r\n".join(lines).encode("latin-1")

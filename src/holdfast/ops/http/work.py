@@ -34,6 +34,8 @@ WAIT_S_MAX = 60.0
 QUEUES_MAX = 100
 NAMES_MAX = 1_000
 PROGRESS_BYTES_MAX = 4096
+# Of the leases in one request: each is a commit of its own, and no worker outlives many.
+GENERATIONS_MAX = 8
 _ENDS = {
     "failed": End.FAILED,
     "refused": End.REFUSED,
@@ -94,10 +96,9 @@ class Work:
 
         async def give_back() -> None:
             reports = [Report(one.seq, one.lease, End.RELEASED) for one in leased.grants]
-            if reports:
-                await store.submit(tasks.settle, universe, asked.worker, generation, reports)
+            await store.submit(tasks.settle, universe, asked.worker, generation, reports)
 
-        return Response(200, encode(document), undo=give_back)
+        return Response(200, encode(document), undo=give_back if leased.grants else None)
 
     async def heartbeat(self, call: Call) -> Response:
         sent = decode(Heartbeat, call.body)
@@ -141,8 +142,8 @@ class Work:
 
     async def complete(self, call: Call) -> Response:
         sent = decode(Completion, call.body)
+        _only_reports(sent, Completion(worker=sent.worker, reports=sent.reports))
         if sent.lease is not UNSET:
-            _not_both(sent.reports)
             [answer] = await self._settle(
                 sent.worker, [(sent.lease, End.OK, packed("result", sent.result), "", "")]
             )
@@ -156,8 +157,8 @@ class Work:
 
     async def fail(self, call: Call) -> Response:
         sent = decode(Failure, call.body)
+        _only_reports(sent, Failure(worker=sent.worker, reports=sent.reports))
         if sent.lease is not UNSET:
-            _not_both(sent.reports)
             [answer] = await self._settle(
                 sent.worker, [(sent.lease, _end(sent.end), b"", sent.reason, sent.error)]
             )
@@ -203,6 +204,8 @@ class Work:
         places: dict[int, list[int]] = {}
         for at, lease in enumerate(leases):
             places.setdefault(lease.generation, []).append(at)
+        if len(places) > GENERATIONS_MAX:
+            raise Invalid(what="generations", found=len(places), max=GENERATIONS_MAX)
         for generation, mine in places.items():
             some = [items[at] for at in mine]
             answers[generation] = await self._store.submit(judge, generation, some)
@@ -257,6 +260,7 @@ def _required(reports: Any) -> Any:
     return reports
 
 
-def _not_both(reports: Any) -> None:
-    if reports is not UNSET:
+def _only_reports(sent: Completion | Failure, reports: Completion | Failure) -> None:
+    """What is said beside reports would be passed over."""
+    if sent.reports is not UNSET and sent != reports:
         raise Invalid(what="body", why="a lease, or reports, and not both")

@@ -23,8 +23,12 @@ VALUE_BYTES_MAX = 8 * 1024
 SPANS_MAX = 2_000
 # A span that grows beyond this keeps its lower half: queues are taken from below.
 SPAN_KEYS_MAX = 16_000
+# Keys that were known until others wrote them.
+LOST_MAX = 2_000
 # Stands for a value that is not kept.
 LARGE = bytes(VALUE_BYTES_MAX + 1)
+# Stands for a row of which nothing is known: other threads may forget one between two looks at it.
+UNKNOWN = b"unknown"
 
 
 class Span:
@@ -44,6 +48,8 @@ class Cache:
         # None: there is no such row.
         self.rows: dict[bytes, bytes | None] = {}
         self._bytes = 0
+        # Whoever asks for one of these needs the others soon, most likely.
+        self.lost: dict[bytes, None] = {}
         # In order, and none touches another.
         self._los: list[bytes] = []
         self._spans: list[Span] = []
@@ -80,8 +86,11 @@ class Cache:
     def forget(self, keys: Iterable[bytes]) -> None:
         """Others have written these, too many to be asked for."""
         for key in keys:
-            was = self.rows.pop(key, None)
-            self._bytes -= 0 if was is None else len(was)
+            if key in self.rows:
+                was = self.rows.pop(key)
+                self._bytes -= 0 if was is None else len(was)
+                if len(self.lost) < LOST_MAX:
+                    self.lost[key] = None
             if self._los:
                 at = bisect_right(self._los, key) - 1
                 if at >= 0 and key < self._spans[at].hi:
@@ -113,6 +122,7 @@ class Cache:
 
     def clear(self) -> None:
         self.rows.clear()
+        self.lost.clear()
         self._bytes = 0
         self._los.clear()
         self._spans.clear()

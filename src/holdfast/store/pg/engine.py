@@ -26,7 +26,7 @@ from holdfast.store.engine import Answer, Request
 from holdfast.store.pg import doubt, server
 from holdfast.store.pg.batch import Batch
 from holdfast.store.pg.doubt import InDoubt
-from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE
+from holdfast.store.pg.known import NEWS
 from holdfast.store.pg.rows import PgTxn, Reads, parts, size_of
 from holdfast.store.pg.server import Unreachable
 from holdfast.store.pg.session import LAST, Session
@@ -49,7 +49,7 @@ PAUSE_S = 0.1
 
 _ENTER = "SELECT holdfast_enter(%b::bigint)"
 _APPLY = (
-    "SELECT holdfast_apply(%b::bigint, %b::bigint, %b::bigint, %b, %b, %b, %b, %b, %b::text, "
+    "SELECT holdfast_apply(%b::bigint, %b::bigint, %b::bigint, %b, %b, %b, %b, %b, %b, %b, %b::text, "
     "%b::text, %b::bigint, %b::bigint)"
 )
 
@@ -73,6 +73,11 @@ class PgEngine(Session):
         self._alone = 0
         super().__init__(*args, **kwargs)
         self._client = self._clock.entropy(8)
+
+    @property
+    def client(self) -> bytes:
+        """This process, as its commits name it."""
+        return self._client
 
     def commit(
         self, requests: Sequence[Request], histories: Sequence[int] | None = None
@@ -169,10 +174,10 @@ class PgEngine(Session):
                 raise _Broken from error
             refused = Invalid(what="transaction", why=f"{type(error).__name__}: {error}")
             return [Answer(requests[0].no, to_wire(refused))]
-        topics = sorted(batch.topics)
+        topics, taught = sorted(batch.topics), self.known.taught
         self._finish(connection, txn, now_ns, commit_no, topics, answers, at_once)
         self._time_kept(txn.writes)
-        self.known.committed(batch.written, txn.writes, now_ns)
+        self.known.committed(batch.written, txn.writes, now_ns, taught)
         self.counters.commits += 1
         self.counters.transactions += batch.done
         self.counters.at_once += at_once
@@ -182,18 +187,13 @@ class PgEngine(Session):
     def _enter(self, connection: Connection) -> None:
         """Take the lock, learn what others have committed, and the time."""
         at, asked_ns = self.known.asking(), self._clock.boot_ns()
-        _, [(micros,)], commits, changed = ask_all(
+        _, [(micros,)], news = ask_all(
             connection,
             self.counters,
-            [
-                ("BEGIN", ()),
-                (_ENTER, (self._lock,)),
-                (SINCE, (at.no,)),
-                (CHANGED, (at.no, at.no + REFRESHED_MAX)),
-            ],
+            [("BEGIN", ()), (_ENTER, (self._lock,)), (NEWS, at.values)],
         )
-        self._alone = 0 if len(commits) > (at.no > 0) else self._alone + 1
-        self._catch_up(connection, at, commits, changed, latest=True)
+        self._alone = 0 if len(news) > (at.no > 0) else self._alone + 1
+        self._catch_up(connection, at, news, latest=True)
         self._hear(int(micros), asked_ns)
 
     def _leave(self, connection: Connection, base_no: int, at_once: bool) -> None:
@@ -218,7 +218,7 @@ class PgEngine(Session):
         """Send what the commit is made of, and commit."""
         puts = {key: value for key, value in txn.writes.items() if value is not None}
         gone = [key for key, value in txn.writes.items() if value is None]
-        said = payload(commit_no, topics) if topics else ""
+        said = payload(self._client, commit_no, topics) if topics else ""
         timed = at_once and self._anchor is None
         until_us = (now_ns - self._timing.lead_ns) // 1000 + LATE_US if timed else 0
         forget = commit_no - COMMITS_KEPT if commit_no % PRUNE_EVERY == 0 else 0
@@ -229,9 +229,11 @@ class PgEngine(Session):
         *ahead, puts = [puts] if at_once else parts(puts, PART_BYTES)
         before = [key for part in ahead for key in part]
         naming = [(_NAME, (Arrays(before), commit_no))] if named and before else []
+        puts, new = self.known.new_among(puts)
+        arrays = [Arrays(list(some)) for some in (puts, puts.values(), new, new.values())]
         values = (
-            self._lock, commit_no, now_ns, client, named, Arrays(list(puts)), Arrays(list(puts.values())),
-            Arrays(gone), self.channel, said, until_us, max(forget, 0),
+            self._lock, commit_no, now_ns, client, named, *arrays, Arrays(gone), self.channel, said, until_us,
+            max(forget, 0),
         )  # fmt: skip
         asked_ns = self._clock.boot_ns()
         try:

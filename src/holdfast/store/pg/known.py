@@ -23,15 +23,23 @@ from holdfast.store.pg.cache import LARGE, VALUE_BYTES_MAX, Cache
 SINCE_MAX = 2_000
 REFRESHED_MAX = 200
 REFRESHED_KEYS_MAX = 2_000
+# Fewer new rows are not worth a statement of their own.
+NEW_MIN = 32
 
-# With the last one that is known: it must be the one that it was.
-SINCE = f"SELECT no, at_ns, keys FROM holdfast_commit WHERE no >= %b ORDER BY no LIMIT {SINCE_MAX}"
-# One lookup for each key: no plan goes through all rows.
-CHANGED = f"""
-    SELECT k, CASE WHEN octet_length(v) <= {VALUE_BYTES_MAX} THEN v END, v IS NOT NULL FROM (
+# What was committed since, and the rows that it changed: one statement, so that the rows are as of the last of
+# these commits. With the last one that is known, which must be the one that it was. One lookup for each key: no
+# plan goes through all rows.
+NEWS = f"""
+    WITH commits AS MATERIALIZED (
+        SELECT no, at_ns, CASE WHEN no > %b THEN keys END AS keys
+        FROM holdfast_commit WHERE no >= %b ORDER BY no LIMIT {SINCE_MAX})
+    SELECT no, at_ns, keys, NULL::bytea, NULL::bytea, false FROM commits
+    UNION ALL
+    SELECT NULL, NULL, NULL, k, CASE WHEN octet_length(v) <= {VALUE_BYTES_MAX} THEN v END, v IS NOT NULL
+    FROM (
         SELECT k, (SELECT value FROM holdfast_row WHERE key = k) AS v FROM (
-            SELECT DISTINCT unnest(keys) AS k FROM holdfast_commit
-            WHERE no > %b AND no <= %b AND cardinality(keys) <= {REFRESHED_KEYS_MAX}) AS keys
+            SELECT DISTINCT unnest(keys) AS k FROM commits
+            WHERE no <= %b AND cardinality(keys) <= {REFRESHED_KEYS_MAX}) AS keys
         OFFSET 0) AS rows
 """
 
@@ -47,6 +55,11 @@ class Asked(NamedTuple):
     no: int
     at_ns: int
     taught: int
+
+    @property
+    def values(self) -> tuple[int, int, int]:
+        """Those of the question."""
+        return self.no, self.no, self.no + REFRESHED_MAX
 
 
 class Known:
@@ -72,9 +85,13 @@ class Known:
         with self.cache.lock:
             self.cache.clear()
 
-    def committed(self, written: Written, writes: Mapping[bytes, bytes | None], at_ns: int) -> None:
-        """This process has made the next commit."""
+    def committed(
+        self, written: Written, writes: Mapping[bytes, bytes | None], at_ns: int, taught: int
+    ) -> None:
+        """This process has made the next commit, after what was `taught` by then."""
         with self.cache.lock:
+            # It was the next: nobody had written any of that since.
+            self._settled = max(self._settled, taught)
             if self.commit_no >= written.id:
                 return  # somebody has heard of it before its own answer came
             self.cache.keep(writes.items())
@@ -86,18 +103,22 @@ class Known:
             return Asked(self.commit_no, self.at_ns, self._taught)
 
     @property
+    def taught(self) -> int:
+        """How often rows were taken in that may be newer."""
+        return self._taught
+
+    @property
     def settled(self) -> bool:
         """Whether nothing here is newer than `commit_no`."""
         return self._settled == self._taught
 
-    def catch_up(
-        self, asked: Asked, commits: Sequence[Any], changed: Sequence[Any], *, latest: bool
-    ) -> bool:
+    def catch_up(self, asked: Asked, news: Sequence[Any], *, latest: bool) -> bool:
         """Take in what the server said of commits from `asked` on; True: the store itself was changed.
 
         `latest`: nobody can have committed after it was asked.
         """
         since = asked.no
+        commits = sorted(row[:3] for row in news if row[0] is not None)
         with self.cache.lock:
             if since:
                 if not commits or tuple(commits[0][:2]) != (since, asked.at_ns):
@@ -128,10 +149,9 @@ class Known:
                 # What others have written just now is what is needed next, more often than not.
                 self.cache.keep(
                     (key, value if value is not None or not there else LARGE)
-                    for key, value, there in changed
+                    for no, _, _, key, value, there in news
+                    if no is None
                 )
-                # They were asked for a moment later than the commits.
-                self._taught += not latest
             # Last of all: whoever reads the number reads rows that are not older (see `view`).
             self.commit_no, self.at_ns = commits[-1][:2]
             return again
@@ -149,6 +169,28 @@ class Known:
         except Conflict:
             return False
         return True
+
+    def new_among(self, puts: dict[bytes, bytes]) -> tuple[dict[bytes, bytes], dict[bytes, bytes]]:
+        """Rows that are written, and apart from them those that were not there before, most likely."""
+        rows, lost = self.cache.rows, self.cache.lost
+        new = {
+            key: value
+            for key, value in puts.items()
+            # Whoever writes a row again has read it before. What is large is not kept, read or not.
+            if rows.get(key) is None and key not in lost and len(value) <= VALUE_BYTES_MAX
+        }
+        if len(new) < NEW_MIN:
+            return puts, {}
+        return {key: value for key, value in puts.items() if key not in new}, new
+
+    def with_lost(self, keys: Sequence[bytes]) -> Sequence[bytes]:
+        """Keys to ask for, and with them some that were known until others wrote them."""
+        if not self.cache.lost:
+            return keys
+        with self.cache.lock:
+            lost, self.cache.lost = self.cache.lost, {}
+        rows = self.cache.rows
+        return [*keys, *(lost.keys() - rows.keys() - set(keys))]
 
     def teach(self, since: int, rows: Mapping[bytes, bytes | None]) -> None:
         """Rows that were read after commit `since` was known."""

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from holdfast.store import tuples
 from holdfast.store.api import Row
 from holdfast.store.applying import sort_in
-from holdfast.store.pg.cache import Cache
+from holdfast.store.pg.cache import UNKNOWN, Cache
 from holdfast.store.pg.known import Known
 from holdfast.store.pg.wire import Arrays, Asked, Connection, Counters, ask, ask_all
 
@@ -59,6 +59,11 @@ class Reads:
     def get(self, key: bytes) -> bytes | None:
         if self.gathering:
             raise Miss([key])
+        if self._cache.lost:
+            self.fetch([key])
+            known = self._cache.rows.get(key, UNKNOWN)
+            if known is not UNKNOWN:
+                return known
         self._counters.misses += 1
         since = self._known.commit_no
         rows = ask(self._connection, self._counters, GET, key)
@@ -72,6 +77,7 @@ class Reads:
             raise Miss(keys, ranges)
         self._counters.misses += 1
         since = self._known.commit_no
+        keys = self._known.with_lost(keys) if keys else keys
         with self._cache.lock:
             wider = [widened(self._cache, *one) for one in ranges]
         asked: list[Asked] = []
@@ -159,10 +165,8 @@ class PgTxn:
     def get(self, key: bytes) -> bytes | None:
         if key in self.writes:
             return self.writes[key]
-        known = self._cache.rows
-        if key in known:
-            return known[key]
-        return self._reads.get(key)
+        known = self._cache.rows.get(key, UNKNOWN)
+        return self._reads.get(key) if known is UNKNOWN else known
 
     def prefetch(self, keys: Iterable[bytes]) -> None:
         known, writes = self._cache.rows, self.writes

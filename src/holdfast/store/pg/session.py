@@ -18,12 +18,12 @@ from holdfast.errors import StoreReplaced
 from holdfast.store import schema
 from holdfast.store.engine import guard_schema
 from holdfast.store.pg import pooler, presence, server
-from holdfast.store.pg.known import CHANGED, REFRESHED_MAX, SINCE, Asked, Gap, Known
+from holdfast.store.pg.known import NEWS, Asked, Gap, Known
 from holdfast.store.pg.migrations import migrate
 from holdfast.store.pg.rows import get
 from holdfast.store.pg.timing import SERVER, WORTH_NS, Timing, ahead_of
 from holdfast.store.pg.topics import ALL
-from holdfast.store.pg.wire import Connection, Counters, ask, ask_all
+from holdfast.store.pg.wire import Connection, Counters, ask
 
 LAST = "SELECT no, at_ns FROM holdfast_commit ORDER BY no DESC LIMIT 1"
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint"
@@ -105,22 +105,20 @@ class Session:
         that what is known never was.
         """
         at = self.known.asking()
-        asked = [(SINCE, (at.no,)), (CHANGED, (at.no, at.no + REFRESHED_MAX))]
-        commits, changed = ask_all(connection, Counters(), asked)
-        self._catch_up(connection, at, commits, changed, latest=False, believed=fresh)
+        news = ask(connection, Counters(), NEWS, *at.values)
+        self._catch_up(connection, at, news, latest=False, believed=fresh)
 
     def _catch_up(
         self,
         connection: Connection,
         at: Asked,
-        commits: Any,
-        changed: Any,
+        news: Sequence[Any],
         *,
         latest: bool,
         believed: bool = True,
     ) -> None:
         try:
-            again = self.known.catch_up(at, commits, changed, latest=latest)
+            again = self.known.catch_up(at, news, latest=latest)
         except Gap:
             if not believed:
                 raise

@@ -2,6 +2,8 @@
 
 A hint may be lost: the server restarts, the connection is cut. Whoever listens again takes it that
 everything has rung meanwhile. What this process rings itself it hears without the server.
+
+A process has many who wait, and commits often: each ring wakes those alone whose topic it is.
 """
 
 from __future__ import annotations
@@ -29,23 +31,40 @@ PAUSE_S = 0.5
 ALL = "*"
 
 
-def payload(commit_no: int, topics: Sequence[str]) -> str:
+def payload(client: bytes, commit_no: int, topics: Sequence[str]) -> str:
+    """`client` is the process that commits: what it says begins with that."""
     packed = msgspec.json.encode([commit_no, *topics])
     if len(packed) > PAYLOAD_BYTES_MAX:
         packed = msgspec.json.encode([commit_no, ALL])
-    return packed.decode()
+    return client.hex() + packed.decode()
+
+
+CLIENT_CHARS = 16
 
 
 class Topics:
-    def __init__(self, conninfo: str, channel: str, last: Callable[[Connection], int]) -> None:
-        """`last` reads the number of the last commit."""
+    def __init__(
+        self,
+        conninfo: str,
+        channel: str,
+        last: Callable[[Connection], int],
+        client: bytes,
+    ) -> None:
+        """`last` reads the number of the last commit; `client` is this process, as it says in payloads."""
+        self._client = client.hex().encode()
         self._conninfo = conninfo
         self._channel = channel
         self._last = last
         self._rung: dict[str, int] = {}
         self._all = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        # By topic: the gates of those who wait for it. A gate is a lock that is let go once.
+        self._waiting: dict[str, set[threading.Lock]] = {}
+        # The last commit of others that the server has told of, and whether it would tell of one that rings.
+        self.heard = 0
+        self.hearing = False
         self._closed = False
+        self._closing = threading.Event()
         self._listening = threading.Event()
         # A byte in it ends the listener's sleep.
         self._woken, self._wakes = socket.socketpair()
@@ -53,36 +72,48 @@ class Topics:
         self._started = False
 
     def ring(self, commit_no: int, topics: Sequence[str]) -> None:
-        with self._changed:
+        with self._lock:
             if len(self._rung) > TOPICS_MAX:
                 self._rung.clear()
-                self._all = max(self._all, commit_no)
+                topics = [*topics, ALL]
             for topic in topics:
                 if topic == ALL:
                     self._all = max(self._all, commit_no)
-                else:
-                    self._rung[topic] = max(self._rung.get(topic, 0), commit_no)
-            self._changed.notify_all()
+                    self._wake(*self._waiting)
+                elif self._rung.get(topic, 0) < commit_no:
+                    self._rung[topic] = commit_no
+                    self._wake(topic)
 
     def wait(
         self, topics: Sequence[str], since: int, timeout: float, now: Callable[[], int]
     ) -> int:
         self._start()
         deadline_ns = now() + int(timeout * 1e9)
-        with self._changed:
-            while True:
+        while True:
+            with self._lock:
                 last = max(self._all, *(self._rung.get(topic, 0) for topic in topics))
                 if last > since:
                     return last
                 left_ns = deadline_ns - now()
                 if left_ns <= 0 or self._closed:
                     return since
-                self._changed.wait(left_ns / 1e9)
+                gate = threading.Lock()
+                gate.acquire()
+                for topic in topics:
+                    self._waiting.setdefault(topic, set()).add(gate)
+            try:
+                gate.acquire(timeout=left_ns / 1e9)
+            finally:
+                with self._lock:
+                    self._forget(gate, topics)
 
     def close(self) -> None:
-        with self._changed:
+        with self._lock:
+            if self._closed:
+                return
             self._closed = True
-            self._changed.notify_all()
+            self._wake(*self._waiting)
+        self._closing.set()
         self._wakes.send(b"x")
         if self._started:
             self._thread.join(JOIN_S)
@@ -90,8 +121,25 @@ class Topics:
             self._woken.close()
             self._wakes.close()
 
+    def _wake(self, *topics: str) -> None:
+        """Wake those who wait for one of these. Under the lock."""
+        for topic in topics:
+            for gate in self._waiting.pop(topic, ()):
+                if gate.locked():
+                    gate.release()
+
+    def _forget(self, gate: threading.Lock, topics: Sequence[str]) -> None:
+        for topic in topics:
+            gates = self._waiting.get(topic)
+            if gates is not None:
+                gates.discard(gate)
+                if not gates:
+                    del self._waiting[topic]
+
     def _start(self) -> None:
-        with self._changed:
+        if self._started:
+            return
+        with self._lock:
             first, self._started = not self._started, True
             if first:
                 self._thread.start()
@@ -103,8 +151,13 @@ class Topics:
         while not self._closed:
             try:
                 with connect(self._conninfo) as connection:
+                    # What comes while something else is asked.
+                    connection.add_notify_handler(lambda told: self._hear(told.payload.encode()))
                     connection.execute(f"LISTEN {self._channel}")
-                    self.ring(self._last(connection), [ALL])
+                    # It may be another server, which knows of fewer.
+                    self.heard = self._last(connection)
+                    self.ring(self.heard, [ALL])
+                    self.hearing = True
                     self._listening.set()
                     sleeping = select.poll()
                     sleeping.register(connection, select.POLLIN)
@@ -113,10 +166,24 @@ class Topics:
                         if not sleeping.poll(LISTEN_S * 1000):
                             # Silence may be a network that swallows everything.
                             connection.execute("SELECT")
-                        for notify in connection.notifies(timeout=0):
-                            number, *topics = msgspec.json.decode(notify.payload)
-                            self.ring(number, topics)
+                        self._take(connection)
             except (psycopg.Error, HoldfastError):
-                with self._changed:
-                    if not self._closed:
-                        self._changed.wait(PAUSE_S)
+                self.hearing = False
+                self._closing.wait(PAUSE_S)
+
+    def _take(self, connection: Connection) -> None:
+        """Take what the server has told.
+
+        Not by the library's generator: at this moment the committer of this process wants to go on, too.
+        """
+        connection.pgconn.consume_input()
+        while (notify := connection.pgconn.notifies()) is not None:
+            self._hear(notify.extra)
+
+    def _hear(self, told: bytes) -> None:
+        if told.startswith(self._client):
+            return  # rung already, or about to be
+        number, *topics = msgspec.json.decode(told[CLIENT_CHARS:])
+        # Before anybody is woken: they look at it.
+        self.heard = max(self.heard, number)
+        self.ring(number, topics)

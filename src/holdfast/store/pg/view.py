@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from holdfast.store.api import Row
+from holdfast.store.pg.cache import UNKNOWN
 from holdfast.store.pg.known import Known
 from holdfast.store.pg.readers import Asking
 from holdfast.store.pg.rows import covered, widened
@@ -34,9 +35,9 @@ class View:
 
     def get(self, key: bytes) -> bytes | None:
         self.read = True
-        value = self._known.cache.rows.get(key, _UNKNOWN)
-        if value is not _UNKNOWN:
-            return value  # type: ignore[return-value]
+        value = self._known.cache.rows.get(key, UNKNOWN)
+        if value is not UNKNOWN:
+            return value
         return self._ask([key])[key]
 
     def prefetch(self, keys: Iterable[bytes]) -> None:
@@ -70,9 +71,6 @@ class View:
     def _ask(self, keys: list[bytes]) -> dict[bytes, bytes | None]:
         self.asked = True
         since = self._known.commit_no
-        found = self._asking.get(keys)
+        found = self._asking.get(self._known.with_lost(keys))
         self._known.teach(since, found)
         return found
-
-
-_UNKNOWN = object()
