@@ -108,7 +108,8 @@ def test_whoever_does_not_take_an_answer_keeps_nobody_out(rig: Rig) -> None:
     server = rig.serve(limits=Limits(connections_max=2))
     deaf = asking_for_more_than_fits(rig, server)
     until(lambda: stand(server, unread=1, asking=0), "its answer lies there")
-    rig.raw(server).send(request("/v1/tasks/lease", {"worker": "w", "wait_s": 30}))
+    # Of a queue that is empty.
+    rig.raw(server).send(request("/v1/tasks/lease", {"worker": "w", "queues": ["q"], "wait_s": 30}))
     until(lambda: stand(server, unread=1, asking=1), "somebody waits for a task")
     late = rig.raw(server)
     late.send(GET)

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
@@ -358,6 +358,32 @@ def test_a_checkpoint_that_cannot_begin_fails_the_next_commit_and_not_the_one_th
     with pytest.raises(StoreError, match="Input/output"):
         put(backend, {b"b": b"2"})
     assert rows_of(backend) == {b"a": b"1"}
+    backend.env.close()
+
+
+@pytest.mark.parametrize("bound", ["REDO_COMMITS_MAX", "REDO_BYTES_MAX"])
+def test_commits_wait_for_a_checkpoint_that_takes_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str
+) -> None:
+    class Waited(Exception):
+        pass
+
+    def wait() -> NoReturn:
+        raise Waited
+
+    monkeypatch.setattr(redo, bound, 20 if bound == "REDO_COMMITS_MAX" else 10_000)
+    backend = logged(tmp_path)
+    redo_of(backend)._asked = queue.SimpleQueue()  # nobody serves it
+    put(backend, {b"n": b"0"})
+    redo_of(backend).checkpoint()
+    monkeypatch.setattr(redo_of(backend), "_wait", wait)
+    made = 0
+    with suppress(Waited):
+        while made < 100:
+            put(backend, {b"n": b"1" * 500})
+            made += 1
+    assert 0 < made < 30
+    redo_of(backend).abandon()
     backend.env.close()
 
 

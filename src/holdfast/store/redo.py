@@ -32,7 +32,7 @@ import lmdb
 import msgspec
 
 from holdfast.clock import SYSTEM
-from holdfast.config import REDO_BYTES, REDO_BYTES_MAX, REDO_COMMITS, REDO_NS
+from holdfast.config import REDO_BYTES, REDO_BYTES_MAX, REDO_COMMITS, REDO_COMMITS_MAX, REDO_NS
 from holdfast.errors import StoreCorrupt, StoreError
 
 FILES = ("redo.0", "redo.1")
@@ -107,7 +107,7 @@ class Redo:
 
     def append(self, id: int, changes: Sequence[Change]) -> None:
         """Make a commit durable. If that fails, nothing has happened."""
-        if self._at > REDO_BYTES_MAX:
+        if self._at > REDO_BYTES_MAX or self._commits >= REDO_COMMITS_MAX:
             self._wait()
             self.checkpoint()
         self._check()
@@ -239,10 +239,11 @@ class Recovery:
         logs = [header for name in FILES if (header := _header_of(path / name)) is not None]
         self.found = bool(logs)
         last = max((log.round for log in logs), default=0)
-        # Rounds after this one have not been. A record of the next one may be there, without its header.
+        # A round is left out between one start and the next: a record of it may be there, without its header,
+        # and what was there before does not count once the file has been synced and a log begun.
         self.round = last + len(FILES)
         closed = any(log.closed and log.round == last for log in logs)
-        based = [] if closed else [log for log in logs if log.meta]
+        based = [] if closed else [log for log in logs if log.meta and log.round >= last - 1]
         self._base = max(based, key=lambda log: log.round, default=None)
         if self._base is not None and (path / DATA).exists():
             with _alone(path) as alone:
