@@ -80,6 +80,41 @@ sys.stdin.read()
 """
 
 
+# Commits much after its base, and logs one thing more that LMDB is not told of.
+GOES_ON = """
+import sys
+from pathlib import Path
+from holdfast.store import redo
+from holdfast.store.rows import LmdbBackend
+redo.REDO_COMMITS = redo.REDO_BYTES = 10**9
+backend = LmdbBackend(Path(sys.argv[1]), readonly=False, logged=True)
+def change(rows, told=True):
+    txn = backend.begin()
+    txn.put_many(rows)
+    if told:
+        txn.commit()
+    else:
+        backend._redo.append(txn.id, rows)
+        txn.abort()
+change([(b"k%03d" % n, bytes([n]) * 1500) for n in range(200)])
+backend._redo.checkpoint()
+backend._redo._wait()
+for n in range(60):
+    change([(b"k%03d" % ((n * 14 + m * 50) % 200), bytes([n]) * 1400) for m in range(4)], told=n < 59)
+print("logged", flush=True)
+sys.stdin.read()
+"""
+
+# Recovers, and is killed before its own log begins.
+RECOVERS_ONLY = """
+import os, signal, sys
+from pathlib import Path
+from holdfast.store import rows
+rows.Redo = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+rows.LmdbBackend(Path(sys.argv[1]), readonly=False, logged=True)
+"""
+
+
 class Killed(BaseException):
     pass
 
@@ -174,6 +209,27 @@ def test_a_writer_killed_between_the_file_and_the_lock_file_leaves_a_store_that_
     with closing(logged(tmp_path)) as backend:
         put(backend, {b"after": b"1"})
         assert rows_of(backend) == {b"n": b"4", b"after": b"1"}
+
+
+def test_a_recovery_beside_readers_that_is_killed_leaves_the_base_for_the_next(
+    tmp_path: Path,
+) -> None:
+    with python(GOES_ON, tmp_path) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline()
+        with python(READS, tmp_path, MAP_BYTES, READERS_MAX) as reader:
+            assert reader.stdout is not None
+            assert reader.stdout.readline()
+            writer.kill()
+            writer.wait(DEADLINE_S)
+            with python(RECOVERS_ONLY, tmp_path) as second:
+                assert second.wait(DEADLINE_S) == -signal.SIGKILL
+    rows = {b"k%03d" % n: bytes([n]) * 1500 for n in range(KEYS)}
+    for n in range(60):
+        # Half of the rows are those of the base.
+        rows |= {b"k%03d" % ((n * 14 + m * 50) % KEYS): bytes([n]) * 1400 for m in range(4)}
+    with closing(logged(tmp_path)) as backend:
+        assert rows_of(backend) == rows
 
 
 def _set_back(path: Path, last: int) -> None:

@@ -252,10 +252,9 @@ class Recovery:
 
     def replay(self, env: lmdb.Environment) -> None:
         """Commit again what LMDB's file does not have."""
-        # Whoever died in the last step of a commit has left the lock file one behind: this mends it. Its
-        # snapshots take up room that is needed here.
+        # Whoever died in the last step of a commit has left the lock file one behind: this mends it. (The
+        # snapshots that it left stay as they are: if others have the file open, they keep the base.)
         env.begin(write=True).abort()
-        env.reader_check()
         if self._base is None:
             return
         # The base is what the next one recovers from, if this one is killed: its pages are kept.
