@@ -17,12 +17,15 @@ import lmdb
 
 from holdfast import codec
 from holdfast.clock import MS, SYSTEM
-from holdfast.errors import HoldfastError, Invalid, NotFound, StoreBusy, StoreCorrupt
+from holdfast.errors import HoldfastError, Invalid, NotFound, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.engine import guard_schema
 from holdfast.store.redo import forget
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
-from holdfast.store.writer import take_lock
+from holdfast.store.writer import await_lock
+
+# A writer that was killed may take this long to be gone.
+DYING_S = 2.0
 
 
 def copy(backend: LmdbBackend, target: Path) -> None:
@@ -54,9 +57,7 @@ def restore(source: Path, target: Path) -> int:
     if not (source / "data.mdb").exists():
         raise NotFound(what="backup", path=str(source))
     prepare(target)
-    lock = take_lock(target)
-    if lock is None:
-        raise StoreBusy(path=str(target))
+    lock = await_lock(target, DYING_S)
     partial = target
     try:
         partial = _beside(target)

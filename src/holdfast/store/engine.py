@@ -37,6 +37,7 @@ from holdfast.errors import (
     SchemaMismatch,
     StoreCorrupt,
     StoreError,
+    StoreFull,
     Withdrawn,
     to_wire,
 )
@@ -172,7 +173,7 @@ class Engine:
         """One of a broken batch. Those before it are durable, so its failure is its own."""
         try:
             [answer] = self._try([request]) or [Answer(request.no)]
-        except StoreError as error:
+        except StoreFull as error:
             answer = Answer(request.no, to_wire(error))
         return answer
 

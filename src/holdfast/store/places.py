@@ -20,14 +20,14 @@ from typing import NamedTuple, Protocol
 import lmdb
 
 from holdfast import codec
-from holdfast.clock import SYSTEM, Anchor, S
+from holdfast.clock import SYSTEM, Anchor
 from holdfast.config import KEY_BYTES_MAX, OUTCOMES_KEPT
-from holdfast.errors import BadUrl, Invalid, NotFound, StoreBusy, StoreCorrupt
+from holdfast.errors import BadUrl, Invalid, NotFound, StoreCorrupt
 from holdfast.store import schema, tuples, urls
 from holdfast.store.api import Row
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
 from holdfast.store.txn import Base
-from holdfast.store.writer import take_lock
+from holdfast.store.writer import await_lock
 
 PAGE_ROWS = 5_000
 PAGE_BYTES = 8 * 1024 * 1024
@@ -124,7 +124,7 @@ class LmdbPlace:
         self.path = path.absolute()
         self.url = f"lmdb:{self.path}"
         prepare(self.path)
-        self._lock = _lock(self.path, patience_s)
+        self._lock = await_lock(self.path, patience_s)
         try:
             self._backend = LmdbBackend(self.path, readonly=False)
         except BaseException:
@@ -226,21 +226,6 @@ class LmdbPlace:
             txn.abort()
             raise
         txn.commit()
-
-
-def _lock(path: Path, patience_s: float) -> int:
-    """The writer's lock. A writer that nobody needs any more leaves after a while."""
-    deadline_ns = SYSTEM.mono_ns() + int(patience_s * S)
-    while True:
-        try:
-            lock = take_lock(path)
-        except OSError as error:
-            raise storage_error(error, path) from None
-        if lock is not None:
-            return lock
-        if SYSTEM.mono_ns() >= deadline_ns:
-            raise StoreBusy(path=str(path))
-        SYSTEM.sleep(LOOK_S)
 
 
 def path_of(url: str) -> Path:

@@ -30,7 +30,7 @@ import msgspec
 from holdfast import __version__
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
-from holdfast.errors import Busy, HoldfastError, Invalid, StoreFull, to_wire
+from holdfast.errors import Busy, HoldfastError, Invalid, StoreBusy, StoreFull, to_wire
 from holdfast.store.engine import STANDS, Answer, Engine, Request
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
 from holdfast.store.standers import Name
@@ -50,6 +50,8 @@ SOCKET = "writer.sock"
 # What most clients call first: imported in the first idle moments, not while one of them waits for it.
 _OPERATIONS = ("holdfast.tasks.coordinator", "holdfast.world.cycle")
 _MOMENT_S = 0.001
+# How often whoever waits for the lock looks.
+_LOOK_S = 0.05
 
 
 class Arguments(msgspec.Struct):
@@ -375,6 +377,22 @@ def take_lock(path: Path) -> int | None:
         os.close(fd)
         return None
     return fd
+
+
+def await_lock(path: Path, patience_s: float) -> int:
+    """The writer's lock. A writer that nobody needs any more leaves after a while; one that was killed may
+    have a sync to end first."""
+    deadline_ns = SYSTEM.mono_ns() + int(patience_s * S)
+    while True:
+        try:
+            lock = take_lock(path)
+        except OSError as error:
+            raise storage_error(error, path) from None
+        if lock is not None:
+            return lock
+        if SYSTEM.mono_ns() >= deadline_ns:
+            raise StoreBusy(path=str(path))
+        SYSTEM.sleep(_LOOK_S)
 
 
 def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, Engine]:
