@@ -153,34 +153,34 @@ class Writer:
     def _commit(self) -> None:
         count = self._batch_size()
         batch, self._work = self._work[:count], self._work[count:]
-        touched: set[Connection] = set()
+        # Whoever stood is answered first: it has still to begin what it waited for.
+        touched: dict[Connection, None] = {}
         try:
             answers = self._engine.commit([request for _, request in batch])
         except StoreFull as error:
             answers = [Answer(request.no, to_wire(error)) for _, request in batch]
-        else:
-            for topic in self._engine.rung:
-                for connection in self._watchers.get(topic, ()):
-                    connection.topics[topic] = self._engine.commit_no
-                    touched.add(connection)
-        for (connection, request), answer in zip(batch, answers, strict=True):
+        for connection, request in batch:
             if request.when or request.withdrawn:
                 self._follow(connection, (request.client, request.no))
-            if answer is STANDS:
-                continue
-            connection.answers.append(answer)
-            touched.add(connection)
         if self._engine.stood or self._engine.late:
             came = {(request.client, request.no): connection for connection, request in batch}
             for request, answer in self._engine.stood:
                 connection = came.get((request.client, request.no)) or self._step_down(request)
                 connection.answers.append(answer)
-                touched.add(connection)
+                touched[connection] = None
             # Before what came meanwhile: it may be that one of them is called back there.
             self._work[:0] = [
                 (came.get((request.client, request.no)) or self._step_down(request), request)
                 for request in self._engine.late
             ]
+        for (connection, _), answer in zip(batch, answers, strict=True):
+            if answer is not STANDS:
+                connection.answers.append(answer)
+                touched[connection] = None
+        for topic in self._engine.rung:
+            for connection in self._watchers.get(topic, ()):
+                connection.topics[topic] = self._engine.commit_no
+                touched[connection] = None
         for connection in touched:
             if connection in self._connections:
                 self._reply(connection)

@@ -7,6 +7,8 @@ must complete before it is begun.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from holdfast.codec import Record
 from holdfast.config import (
     BLOB_THRESHOLD_BYTES,
@@ -75,7 +77,7 @@ def submit_all(
     _check_order(new)
     decision = Decision(txn, universe)
     for spec in specs:
-        _check_keys(decision.keys, spec)
+        _check_plain(decision.keys, spec)
     for at, one in zip(spec_of_each, new, strict=True):
         if one.limit or one.key:
             _check_keys(decision.keys, specs[at], one.limit, one.key)
@@ -166,6 +168,7 @@ def submit_all(
     return seqs
 
 
+@lru_cache(1024)
 def check_spec(spec: Spec) -> None:
     check_name("task", spec.name)
     check_name("queue", spec.queue)
@@ -198,6 +201,12 @@ def _check_order(new: list[New]) -> None:
             check_name("key", one.key)
         if one.limit:
             check_name("limit_key", one.limit)
+
+
+@lru_cache(1024)
+def _check_plain(keys: Keys, spec: Spec) -> None:
+    """Once for each spec: most tasks have no key and no limit."""
+    _check_keys(keys, spec)
 
 
 def _check_keys(keys: Keys, spec: Spec, limit: str = "", key: str = "") -> None:
