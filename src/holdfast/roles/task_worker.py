@@ -63,6 +63,8 @@ LEAVE_TRIES = 40
 LEAVE_NS = 5 * S
 # How long reports wait for others while the hands are busy anyway.
 LINGER_S = 0.002
+# How long the loop keeps out of the way of what it has just given to idle hands.
+BREATH_S = 0.001
 
 
 class TaskWorker:
@@ -244,7 +246,17 @@ class TaskWorker:
         standing, self._standing = self._standing, None
         self.wake()
         if standing is not None and not standing.withdraw():
-            self._take(standing.result(), *self._asked)
+            leased = standing.result()
+            self._give(leased)
+            if self._bell is not None and leased.grants:
+                # They begin with the interpreter to themselves: who was idle has nothing better to do.
+                self._sleeping = True
+                if not self._hands.finished:
+                    self._bell.rest(BREATH_S)
+                self._sleeping = False
+            self._taken(leased, *self._asked)
+            # It may have rung for something else meanwhile.
+            self.wake()
 
     def _ring(self) -> None:
         if self._sleeping and self._bell is not None:
@@ -274,10 +286,7 @@ class TaskWorker:
                 self._recover()
             if self._standing is not None and self._standing.answered:
                 self._stand_down()
-                if self._hands.busy and not self._looking:
-                    # They begin at once, with the interpreter to themselves; whatever else is due soon is
-                    # looked at when it is.
-                    return False
+                return True
             self._collect()
             self._attend()
             self._upkeep()
@@ -406,6 +415,11 @@ class TaskWorker:
         return False
 
     def _take(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
+        self._give(leased)
+        self._taken(leased, limit, rooms)
+
+    def _give(self, leased: Leased) -> None:
+        """Let hands begin what was granted."""
         taken_ns = self._clock.mono_ns()
         runs = []
         for grant in leased.grants:
@@ -419,6 +433,9 @@ class TaskWorker:
                 self._patience_ns = PATIENCE_NS
         if runs:
             self._hands.give(runs)
+
+    def _taken(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
+        """What the answer says besides."""
         if limit:
             # One who has had his fill of any kind has not seen the end of it.
             self._more = len(leased.grants) >= min(limit, max(rooms)) or leased.suspects
