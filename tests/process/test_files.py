@@ -33,6 +33,7 @@ from holdfast.errors import (
 from holdfast.store import rows, schema
 from holdfast.store.api import Store, Txn
 from holdfast.store.backup import restore
+from holdfast.store.writer import take_lock
 from tests.process.conftest import LIMITS
 from tests.process.refusals import refused, untouched
 from tests.process.watch import assert_nobody_is_left, until, writer_of
@@ -65,6 +66,19 @@ def place(home: Path, data: bytes) -> Path:
     home.mkdir(exist_ok=True)
     (home / "data.mdb").write_bytes(data)
     return home / "data.mdb"
+
+
+def test_a_file_that_its_writer_has_just_begun_is_not_taken_for_a_damaged_one(home: Path) -> None:
+    home.mkdir(exist_ok=True)
+    place(home, b"")
+    with pytest.raises(StoreCorrupt):
+        rows.prepare(home)
+    lock = take_lock(home)
+    assert lock is not None
+    rows.prepare(home)
+    os.close(lock)
+    with pytest.raises(StoreCorrupt):
+        rows.prepare(home)
 
 
 def readable(store: Store) -> bool:

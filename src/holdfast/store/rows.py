@@ -7,6 +7,7 @@ before the file was found sound.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -261,10 +262,25 @@ def prepare(path: Path) -> None:
     if kind in NETWORK_FILESYSTEMS:
         raise NetworkFilesystem(path=str(path), filesystem=kind)
     data = path / "data.mdb"
-    if data.exists() and data.stat().st_size == 0:
+    if data.exists() and data.stat().st_size == 0 and not _being_made(path):
         raise StoreCorrupt(path=str(data), why="the file is empty")
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise StoreReadOnly(path=str(path))
+
+
+def _being_made(path: Path) -> bool:
+    """Whether a file that was found empty is one that a writer has just begun."""
+    try:
+        fd = os.open(path / "writer.lock", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return (path / "data.mdb").stat().st_size > 0
 
 
 def check_length(backend: LmdbBackend) -> bool:
