@@ -3,15 +3,12 @@
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from deltalake import DeltaTable, Field, write_deltalake
 
-pa = pytest.importorskip("pyarrow")
-pytest.importorskip("deltalake")
-
-from deltalake import DeltaTable, Field, write_deltalake  # noqa: E402
-
-from holdfast.errors import Invalid  # noqa: E402
-from holdfast.spark.sinks import (  # noqa: E402
+from holdfast.errors import Invalid
+from holdfast.spark.sinks import (
     NOTHING,
     DeltaSink,
     OutputError,
@@ -19,7 +16,7 @@ from holdfast.spark.sinks import (  # noqa: E402
     Sink,
     open_sink,
 )
-from tests.spark.test_sinks import CUT, SCHEMA, begun, digests, part, refused, rows_of  # noqa: E402
+from tests.spark.test_sinks import CUT, SCHEMA, begun, digests, part, refused, rows_of
 
 
 class LostAnswer(Exception):

@@ -15,17 +15,14 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-pa = pytest.importorskip("pyarrow")
-pytest.importorskip("deltalake")
-
-import pyarrow.parquet as pq  # noqa: E402
-from hypothesis import given  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-
-from holdfast.errors import HoldfastError, Invalid  # noqa: E402
-from holdfast.spark.sinks import (  # noqa: E402
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.spark.sinks import (
     NOTHING,
     DeltaSink,
     OutputCorrupt,
@@ -41,7 +38,7 @@ from holdfast.spark.sinks import (  # noqa: E402
     open_sink,
     read_parts,
 )
-from tests.processes import ROOT, Proc  # noqa: E402
+from tests.processes import ROOT, Proc
 
 SCHEMA = pa.schema([("id", pa.int64()), ("label", pa.string())])
 CUT = 100
