@@ -11,7 +11,8 @@ from holdfast.store.api import Store, Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import New, Report
-from holdfast.tasks.rows import Spec, keys_of, pack, pack_int, status_of
+from holdfast.tasks.rows import Spec, keys_of, lane, pack, pack_int
+from holdfast.tasks.runs import lift, status_of
 from holdfast.tasks.states import State
 from tests.cli.conftest import Run
 
@@ -53,7 +54,7 @@ def test_a_status_that_the_log_does_not_say(run: Run, path: Path, store: Store) 
 
 
 def test_a_place_that_is_missing(run: Run, path: Path, store: Store) -> None:
-    store.transact(lambda txn: txn.delete(txn.scan(KEYS.ready, KEYS.ready + b"\xff", 1)[0][0]))
+    store.transact(lambda txn: lift(txn, KEYS.ready + lane("default", 0, 0), pack_int(6)))
     ran = run("verify", "--store", path, "--json")
     assert ran.code == 1
     [task, count] = ran.document["differences"]

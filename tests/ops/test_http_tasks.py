@@ -179,11 +179,11 @@ def test_reports_in_a_batch_are_answered_one_by_one(client: Client) -> None:
     assert client.task(first)["state"] == "COMPLETED"
 
 
-def test_a_lease_of_another_generation_is_lost(client: Client) -> None:
+def test_a_lease_of_a_generation_to_come_was_never_given(client: Client) -> None:
     client.submit("add")
     [granted] = client.lease()
     other = granted["lease"].replace("1-", "7-", 1)
-    assert client.complete(other) == "CANCELLED"
+    assert client.complete(other) == "REJECTED"
     assert client.complete(granted["lease"]) == "COMMITTED"
 
 

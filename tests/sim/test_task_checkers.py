@@ -146,14 +146,18 @@ def park(txn: Txn) -> None:
 Tell = Callable[[Story], Story]
 
 RIGHT: dict[str, Tell] = {
+    "a run, in pieces": lambda s: (
+        s.submit(*[New(b"%d" % n) for n in range(6)]).lease(4).audit().did(tasks.cancel, [2, 5]).audit()
+        .extend(Hold(3, 2)).settle(Report(1, 2), Report(4, 2, End.FAILED)).audit()
+        .submit(New(b"w", after=(3, 6))).audit().later(11).lease(9).audit().later(11).lease(9).audit()),
     "all ends well": lambda s: (
         s.submit(New(b"x"), New(b"y", after=(-1,)), New(b"z", delay_ns=S)).lease(3).audit()
         .settle(Report(1, 1)).lease(3).later(2).lease(3).audit()
-        .settle(Report(2, 2), Report(3, 3, End.FAILED)).audit()),
+        .settle(Report(2, 3), Report(3, 5, End.FAILED)).audit()),
     "expired, late, redriven": lambda s: (
         s.submit().lease().later(11).lease(alone=True).audit()
-        .settle(Report(1, 1)).extend(Hold(1, 2, True)).audit()
-        .settle(Report(1, 2, End.REFUSED)).did(tasks.redrive, [1]).audit()),
+        .settle(Report(1, 1)).extend(Hold(1, 3, True)).audit()
+        .settle(Report(1, 3, End.REFUSED)).did(tasks.redrive, [1]).audit()),
     "cancelled in its place and at work": lambda s: (
         s.submit(New(b"x", limit="l"), New(b"y", limit="l")).did(tasks.limit, "a", Limits(0, 1))
         .lease(2).audit().did(tasks.cancel, [1]).audit().lease(2).did(tasks.cancel, [2]).audit()),
@@ -169,7 +173,7 @@ WRONG: list[tuple[str, str, Tell]] = [
     ("L1", "granted beside others, and suspect", lambda s: (
         s.submit().lease().later(11).lease(alone=True, answer=first(suspect=False)))),
     ("L2", "a lease given twice", lambda s: (
-        s.submit(New(b"x"), New(b"y")).lease().lease(answer=first(lease=1)))),
+        s.submit(New(b"x"), New(b"y")).lease().lease(answer=first(lease=2)))),
     ("L4", "extended, and over", lambda s: (
         s.submit().lease().later(11).extend(Hold(1, 1), answer=lambda _: [99]))),
     ("L4", "extended by the log, and over", lambda s: (
@@ -187,7 +191,7 @@ WRONG: list[tuple[str, str, Tell]] = [
     ("L10", "it is leased, for ever", lambda s: (
         s.submit().lease().change(status(expires_ns=0)).audit())),
     ("S1", "granted, and it had ended", lambda s: (
-        s.submit(New(b"x"), New(b"y")).lease().settle(Report(1, 1))
+        s.submit(New(b"x"), New(b"y")).lease().settle(Report(1, 2))
         .lease(answer=first(seq=1, attempt=2)))),
     ("S1", "in a state that no record led to", lambda s: (
         s.submit().lease().change(status(state=3, expires_ns=0)).audit())),

@@ -25,7 +25,8 @@ from holdfast.store.memory import MemoryBackend
 from holdfast.store.standers import TRIED_MAX
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import New
-from holdfast.tasks.rows import KINDS, Spec, keys_of, pack_int, status_of
+from holdfast.tasks.rows import KINDS, Spec, keys_of, pack_int
+from holdfast.tasks.runs import status_of
 from holdfast.tasks.states import State
 from tests.conformance.conftest import open_store
 

@@ -26,8 +26,8 @@ from holdfast.tasks.rows import (
     keys_of,
     pack_int,
     seq_of,
-    status_of,
 )
+from holdfast.tasks.runs import SEQ_END, held_between, status_of
 from holdfast.tasks.states import State
 
 UNIVERSE = "u"
@@ -195,6 +195,7 @@ def _entries(txn: Txn) -> list[Entry]:
 
 def _statuses(txn: Txn) -> dict[int, Status]:
     rows = {seq_of(key[len(KEYS.bodies) :]): FRESH for key, _ in verify.rows_of(txn, KEYS.bodies)}
+    rows |= held_between(txn, KEYS, 0, SEQ_END)
     for key, row in verify.rows_of(txn, KEYS.statuses):
         rows[seq_of(key[len(KEYS.statuses) :])] = decode_status(row)
     return rows

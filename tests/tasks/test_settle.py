@@ -6,10 +6,11 @@ import pytest
 
 from holdfast.clock import S
 from holdfast.tasks import coordinator as tasks
-from holdfast.tasks.coordinator import Answer, End, Report
+from holdfast.tasks.coordinator import Answer, End, Grant, Report
 from holdfast.tasks.lease import EXPIRIES_EXHAUSTED
+from holdfast.tasks.look import queues
 from holdfast.tasks.rows import Counts
-from tests.tasks.rig import LEASE_NS, Desk
+from tests.tasks.rig import LEASE_NS, UNIVERSE, Desk
 
 
 def test_a_completed_task_keeps_its_result(desk: Desk) -> None:
@@ -150,7 +151,7 @@ def test_a_lease_of_another_generation_is_cancelled(desk: Desk) -> None:
     seq = desk.one()
     grant = desk.leased(seq)
     report = Report(seq, grant.lease)
-    assert desk.settle(report, generation=desk.store.generation + 1) == [Answer.CANCELLED]
+    assert desk.settle(report, generation=desk.store.generation - 1) == [Answer.CANCELLED]
     assert desk.states(seq) == ["LEASED"]
 
 
@@ -195,3 +196,41 @@ def test_a_large_result_is_kept_as_a_blob(desk: Desk) -> None:
     desk.complete(desk.leased(seq), b"r" * 100_000)
     status = desk.status(seq)
     assert (status.result, len(status.blob)) == (b"", 32)
+
+
+def test_pauses_between_failures_count_failures_alone(desk: Desk) -> None:
+    """docs/tasks.md: the pauses between failures double; a lease that ran out is none of them."""
+    seq = desk.one(backoff_ns=S, backoff_ns_max=60 * S, expiries_max=5)
+    for _ in range(3):
+        desk.leased(seq)
+        desk.later(LEASE_NS)
+        desk.maintain()
+    desk.fail(desk.leased(seq))
+    pause_ns = desk.status(seq).not_before_ns - desk.store.now_ns()
+    assert S // 2 - 1000 <= pause_ns <= S
+
+
+def test_leases_of_a_generation_to_come_were_never_given(desk: Desk) -> None:
+    grants = [desk.leased(desk.one()), *_leased_run(desk)]
+    reports = [Report(grant.seq, grant.lease) for grant in grants]
+    height = len(desk.entries())
+    answers = desk.settle(*reports, generation=desk.store.generation + 1)
+    assert answers == [Answer.REJECTED] * 3
+    assert len(desk.entries()) == height
+    assert desk.settle(*reports) == [Answer.COMMITTED] * 3
+
+
+def _leased_run(desk: Desk) -> list[Grant]:
+    desk.submit(b"a", b"b")
+    return desk.lease(2)
+
+
+def test_nothing_is_left_of_a_queue_whose_tasks_are_forgotten(desk: Desk) -> None:
+    seq = desk.one(queue="today", retain_ns=S)
+    [grant] = desk.lease(queues=["today"])
+    desk.complete(grant)
+    assert [row.queue for row in desk.store.read(queues, UNIVERSE)] == ["today"]
+    desk.later(S)
+    desk.maintain()
+    assert not desk.kept(seq)
+    assert desk.store.read(queues, UNIVERSE) == []

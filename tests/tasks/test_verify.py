@@ -23,8 +23,8 @@ from holdfast.tasks.rows import (
     pack,
     pack_int,
     packed_text,
-    status_of,
 )
+from holdfast.tasks.runs import status_of
 from holdfast.tasks.states import State
 from tests.tasks.rig import KEYS, UNIVERSE, Desk
 

@@ -37,7 +37,7 @@ _decode = msgspec.msgpack.Decoder().decode
 
 def new_universe() -> Plain:
     return {
-        "bodies": {}, "statuses": {}, "ready": [], "suspect": [], "parked": [],
+        "bodies": {}, "statuses": {}, "held": {}, "held_at": {}, "runs": [], "ready": [], "suspect": [], "parked": [],
         "stray": [], "delayed": [], "dependents": [], "ended": [], "expiries": [], "keys": [], "retained": [],
         "counts": {}, "running": [], "chunks": {}, "before": None, "latest": None, "seq": 0, "lease": 0,
     }  # fmt: skip
@@ -106,6 +106,31 @@ def _listed(name: str) -> Callable[[Plain, tuple[Any, ...], bytes], None]:
     return add
 
 
+def _runs(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    """A lane: a row names a task, or the first and the last of several."""
+    end = value[0] - 0x13
+    first = int.from_bytes(value[1:end], "big")
+    last = int.from_bytes(value[end + 1 :], "big") if len(value) > end else first
+    tasks["ready"] += [[*path[:-1], seq] for seq in range(first, last + 1)]
+    if path[-1] != first:
+        tasks["ready"].append([*path[:-1], 0])  # nobody finds it by its key
+    if first < last:
+        tasks["runs"] += range(first, last + 1)
+
+
+def _held(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    """Tasks that are leased in runs: what the status of each would be."""
+    worker, expires_ns, granted_ns, runs, _, _ = _decode(value)
+    times = {"expires_ns": expires_ns, "granted_ns": granted_ns, "progress_ns": granted_ns}
+    row = {"state": 1, "attempt": 1, "lease": path[0], "worker": worker, **times}
+    for first, last, _ in runs:
+        tasks["held"].update(dict.fromkeys(range(first, last + 1), row))
+
+
+def _held_at(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    tasks["held_at"][path[0]] = int.from_bytes(value[1:], "big")
+
+
 def _key(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
     tasks["keys"].append([*path, int.from_bytes(value[1:], "big")])
 
@@ -134,7 +159,9 @@ def _checkpoint(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
 _ROWS: dict[str, Callable[[Plain, tuple[Any, ...], bytes], None]] = {
     "b": _set("bodies", BODY),
     "t": _set("statuses", STATUS),
-    "w": _list("ready"),
+    "w": _runs,
+    "l": _held,
+    "i": _held_at,
     "y": _list("suspect"),
     "p": _list("parked"),
     "u": _list("stray"),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from holdfast.sim.audit_tasks import UNIVERSE, new_universe
-from holdfast.sim.fold_tasks import FRESH, Fold
+from holdfast.sim.fold_tasks import Fold, status_of
 from holdfast.sim.history import Event, History
 from holdfast.sim.model_tasks import LEASED, WAITING, Model, Task
 from holdfast.sim.violation import Violation
@@ -100,7 +100,7 @@ class _Replay:
                 continue
             if not body["blob"] and body["args"] != task.args:
                 yield "J5", f"task {seq} has other arguments than it was given"
-            yield from self._row(seq, task, tasks["statuses"].get(seq, FRESH))
+            yield from self._row(seq, task, status_of(tasks, seq))
 
     def _row(self, seq: int, task: Task, row: Plain) -> Found:
         if row["state"] != task.state:
@@ -143,6 +143,16 @@ class _Replay:
         batches = {
             (seq, batch[0]): at for at, _, batch in tasks["expiries"] for seq in batch[2]
         }  # fmt: skip
+        times = {(batch[0], at) for at, _, batch in tasks["expiries"]}
+        for seq, row in tasks["held"].items():
+            if (row["lease"], row["expires_ns"]) in times:
+                batches[seq, row["lease"]] = row["expires_ns"]
+            named = max((first for first in tasks["held_at"] if first <= seq), default=0)
+            if tasks["held_at"].get(named) != row["lease"]:
+                yield "D2", f"task {seq} is held by {row['lease']}, and is not found by its number"
+        for seq in (*tasks["held"], *tasks["runs"]):
+            if seq in tasks["statuses"]:
+                yield "D2", f"task {seq} is in a run, and has a status"
         retained = Counter((seq, until) for until, _, seqs in tasks["retained"] for seq in seqs)
         for seq in kept:
             task = model.tasks.get(seq)

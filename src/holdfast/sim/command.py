@@ -46,7 +46,9 @@ def configure(parser: ArgumentParser) -> None:
         help="memory (default), lmdb, or postgresql://… for schemas of a database, which are dropped again",
     )
     parser.add_argument("--minutes", type=float, metavar="M", help="seeds for this long")
-    parser.add_argument("--mutant", choices=tuple(MUTANTS), help="plant this bug (with --seed)")
+    parser.add_argument(
+        "--mutant", choices=tuple(MUTANTS), metavar="BUG", help="plant this bug (with --seed)"
+    )
     parser.add_argument("--out", type=Path, default=Path(), help="where failing tapes are written")
 
 

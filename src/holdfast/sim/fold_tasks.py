@@ -26,6 +26,14 @@ FRESH: Plain = {
 }  # fmt: skip
 
 
+def status_of(tasks: Plain, seq: int) -> Plain:
+    """What the rows say of a task: its own status, or that of the run in which it is leased."""
+    row: Plain | None = tasks["statuses"].get(seq)
+    if row is None:
+        row = {**FRESH, **tasks["held"].get(seq, {})}
+    return row
+
+
 class Fold:
     """The log, folded by itself."""
 
@@ -57,7 +65,7 @@ class Fold:
                 return  # too long to be kept in a row; nobody writes such here
             yield from self._entry(height, entries[height]["body"])
         for seq in self.tasks["bodies"]:
-            mine, row = self.rows.get(seq), self.tasks["statuses"].get(seq, FRESH)
+            mine, row = self.rows.get(seq), status_of(self.tasks, seq)
             if mine is None:
                 yield "J5", f"task {seq} is not in the log"
                 continue

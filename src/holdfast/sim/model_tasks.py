@@ -273,7 +273,7 @@ class Model:
             return
         task.failures += end in (FAILURE, REFUSED)
         task.expiries += end == EXITED
-        tries = task.failures + task.expiries
+        tries = max(task.expiries if end == EXITED else task.failures, 1)
         if end == REFUSED or (end == FAILURE and task.failures >= spec["attempts"]):
             self._end(seq, FAILED, now_ns)
             return

@@ -19,6 +19,7 @@ _tell = "tasks.dependents:_tell"
 _cancel = "tasks.control:cancel"
 _redrive = "tasks.control:redrive"
 _check = "tasks.checkpoint"
+_runs = "tasks.runs"
 
 _EARLY = Edit(_expire, "keys.expiries + pack_int(now_ns + 1)", "keys.expiries + pack_int(1 << 62)")
 _HELD = Edit(_expire, "if status.expires_ns > now_ns:", "if False:")
@@ -28,14 +29,16 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     # granting
     "grant: stays in its queue": (Edit(_grant, "delete(key)", "pass"),),
     "grant: lease numbers given again": (
-        Edit(_grant, "txn.add(keys.lease, len(batches))", "pass"),
+        Edit(_grant, "txn.add(keys.lease, number - given)", "pass"),
     ),
     "grant: attempt not counted": (Edit("tasks.board:granted", "was.attempt + 1", "was.attempt"),),
     "grant: not logged": (
-        Edit(_grant, "decision.log.say(Granted(lease_no, worker, expires_ns, seqs))", "pass"),
+        Edit(
+            _grant, "decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))", "pass"
+        ),
     ),
     "grant: nobody looks when its time is up": (
-        Edit(_grant, "put(row_key, pack(Batch(lease_no, worker, seqs)))", "pass"),
+        Edit(_grant, "put(row_key, pack(Batch", "len(pack(Batch"),
     ),
     "grant: lasts a second longer": (
         Edit(_grant, "now_ns + spec.lease_ns", "now_ns + spec.lease_ns + 1_000_000_000"),
@@ -51,8 +54,8 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     "grant: the last first": (
         Edit(
             _grant,
-            "txn.scan(start, tuples.after(lane), wanted)",
-            "txn.scan(start, tuples.after(lane), wanted, True)",
+            "txn.scan(start, tuples.after(lane), asked)",
+            "txn.scan(start, tuples.after(lane), asked, True)",
         ),
     ),
     "grant: nothing is swept before": (
@@ -62,18 +65,93 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     "suspect: never": (
         Edit("tasks.rows:is_suspect", "spec.expiries_max - 1", "spec.expiries_max"),
     ),
+    # runs
+    "run: the rest of it is lost": (Edit(_grant, "if first + count <= last:", "if False:"),),
+    "run: the rest begins too late": (
+        Edit(
+            _grant,
+            "pack_int(first + count), run_row(first + count",
+            "pack_int(first + count + 1), run_row(first + count + 1",
+        ),
+    ),
+    "run: cancelled, and still in it": (
+        Edit(
+            f"{_runs}:lift",
+            "txn.put(key, run_row(first, seq - 1))",
+            "txn.put(key, run_row(first, seq))",
+        ),
+    ),
+    "run: those after a cancelled one are lost": (
+        Edit(f"{_runs}:lift", "if seq < last:", "if False:"),
+    ),
+    "run: only its first is found": (
+        Edit(f"{_runs}:find", "before = txn.scan(lane, key, 1, True)", "before = []"),
+    ),
+    "run: awaited, and still in it": (
+        Edit(_block, "decision.single_out(packed, decision.known(packed)[1])", "pass"),
+    ),
+    "held: nobody finds it by its task": (
+        Edit(f"{_runs}:Leases.give", "txn.put(keys.held_at + pack_int(first), number)", "pass"),
+    ),
+    "held: completed, and still held": (Edit(f"{_runs}:Open.take", "self.changed = True", "pass"),),
+    "held: the others of it are let go": (
+        Edit(f"{_runs}:Leases.save", "if one.runs:", "if False:"),
+    ),
+    "held: what left it is not looked at": (
+        Edit(
+            f"{_runs}:Leases.leave",
+            "self.look_at(status.expires_ns, one.lease, status.worker, [seq])",
+            "pass",
+        ),
+    ),
+    "held: looked at no more when others are left": (
+        Edit(f"{_runs}:Leases.save", "if not one.others:", "if True:"),
+        Edit(
+            f"{_runs}:Leases.save",
+            "for (at_ns, lease), (worker, seqs) in self._listed.items():",
+            "for (at_ns, lease), (worker, seqs) in ():",
+        ),
+    ),
+    "held: has a status, and is still in it": (
+        Edit(f"{_runs}:Leases.leave", "one.take(seq)", "pass"),
+    ),
+    "held: completes after its time": (Edit(_settle, " and now_ns < held.held.expires_ns", ""),),
+    "held: one too many completes": (
+        Edit(f"{_runs}:Open.at", "seq <= runs[at][1]", "seq <= runs[at][1] + 1"),
+    ),
+    "held: never expires": (
+        Edit(_expire, "batch.tasks if held is None else batch.tasks + held.tasks()", "batch.tasks"),
+    ),
+    "held: not counted when completed": (
+        Edit(_settle, "decision.unlease(spec, count=len(seqs))", "pass"),
+    ),
+    "held: not kept when completed": (
+        Edit(
+            _settle,
+            'decision.end_all(seqs, spec, "completed")',
+            'decision.tally.add(spec.queue, "completed", len(seqs))',
+        ),
+    ),
+    "held: in no checkpoint": (
+        Edit(
+            f"{_check}:_read_chunk", "held.get(seq, FRESH) if row is None", "FRESH if row is None"
+        ),
+    ),
+    "held: a result for all": (Edit(_settle, "if result != last:", "if last is None:"),),
     # limits
-    "limit: of the queue not looked at": (Edit("tasks.lease:_room", "most - leased", "most"),),
+    "limit: of the queue not looked at": (
+        Edit("tasks.lease:_room", 'most - decision.tally.now(queue, "leased")', "most"),
+    ),
     "limit: of the key not looked at": (
         Edit(f"{_decision}.begin_limited", "most and self.txn.count(key) >= most", "False"),
     ),
     "limit: not counted": (Edit(f"{_decision}.begin_limited", "self.txn.add(key, 1)", "pass"),),
-    "limit: held for ever": (Edit(f"{_decision}.unlease", "if body.limit:", "if False:"),),
+    "limit: held for ever": (Edit(f"{_decision}.unlease", "if limit:", "if False:"),),
     "limit: those that wait are not let in": (
         Edit(f"{_decision}.end_limited", "self.let_in(spec.queue, limit)", "pass"),
     ),
     "limit: let in, cancelled, and nobody follows": (
-        Edit(f"{_decision}.leave", "self.let_in(spec.queue, body.limit)", "pass"),
+        Edit(f"{_decision}._left", "self.let_in(spec.queue, body.limit)", "pass"),
     ),
     # the end of leases
     "expiry: not logged": (
@@ -93,7 +171,11 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         _HELD,
     ),
     "expiry: looked at once": (
-        Edit(_expire, "txn.put(again, pack(Batch(batch.lease, batch.worker, seqs)))", "pass"),
+        Edit(
+            _expire,
+            "decision.leases.look_at(status.expires_ns, batch.lease, batch.worker, [seq])",
+            "pass",
+        ),
     ),
     "expiry: not counted": (Edit("tasks.board:expired", "was.expiries + 1", "was.expiries"),),
     "expiry: without end": (
@@ -127,7 +209,8 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     # reports
     "report: of another generation": (
-        Edit(_settle, "if generation != txn.generation or not live", "if not live"),
+        Edit(_settle, "if not current or not live", "if not live"),
+        Edit(_settle, "leases.get(lease) if current else None", "leases.get(lease)"),
     ),
     "report: a late one is not on record": (
         Edit(_settle, "decision.log.say(Cancelled(report.seq, report.lease, worker))", "pass"),
@@ -136,10 +219,19 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit(_settle, "Answer.COMMITTED if again else Answer.CANCELLED", "Answer.COMMITTED"),
     ),
     "report: any lease of what has completed": (_AGAIN,),
-    "report: the same again is refused": (Edit(_settle, "report.end == End.OK\n", "False\n"),),
+    "report: the same again is refused": (
+        Edit(
+            _settle,
+            "report.end == End.OK\n                and was",
+            "False\n                and was",
+        ),
+    ),
     "report: completion not logged": (Edit(_settle, "if tasks:", "if False:"),),
-    "report: result lost": (Edit(_settle, "now_ns, result, blob", 'now_ns, b"", blob'),),
-    "report: lease still counted": (Edit(_settle, "decision.unlease(body, spec)", "pass"),),
+    "report: result lost": (
+        Edit(_settle, "now_ns, result, blob", 'now_ns, b"", blob'),
+        Edit(_settle, "held.status, now_ns, result", "held.status, now_ns"),
+    ),
+    "report: lease still counted": (Edit(_settle, "decision.unlease(spec, body.limit)", "pass"),),
     "report: nobody waits for it": (
         Edit(_settle, '"completed", awaited=was.awaited', '"completed", awaited=False'),
     ),
@@ -183,12 +275,16 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     "stray: holds up the others of its limit": (
         Edit(f"{_decision}.stray", "if body.limit:", "if False:"),
     ),
-    "stray: in its old place, too": (Edit(f"{_decision}.stray", "self.txn.delete(key)", "pass"),),
+    "stray: in its old place, too": (
+        Edit(_grant, "            delete(key)\n", "            strange or delete(key)\n"),
+    ),
     # cancelling and redriving
     "cancel: stays where it waits": (
         Edit(_cancel, "decision.leave(packed_seq, body, spec, status)", "pass"),
     ),
-    "cancel: its lease still counted": (Edit(_cancel, "decision.unlease(body, spec)", "pass"),),
+    "cancel: its lease still counted": (
+        Edit(_cancel, "decision.unlease(spec, body.limit)", "pass"),
+    ),
     "cancel: what has ended, too": (
         Edit(_cancel, "status.state not in (State.WAITING, State.LEASED)", "False"),
         Edit("tasks.board:buried", "(was.state, Event.BURY) not in _next", "False"),

@@ -15,6 +15,7 @@ from holdfast.sim.faults import Fault
 from holdfast.sim.history import Event, History
 from holdfast.sim.lease_events import expanded, stuck_now
 from holdfast.sim.settings import HAS_LEDGER
+from holdfast.tasks.runs import of_runs
 
 # Over this many seeds everything below must have been seen.
 SEEDS_MIN = 400
@@ -368,6 +369,7 @@ def _placed(place: str) -> Sight:
 
 _TASKS: dict[str, Sight] = {
     "task: granted again": _granted(lambda grant: grant["attempt"] > 1),
+    "task: granted in a run": _granted(lambda grant: of_runs(grant["lease"])),
     "task: suspect granted": _granted(lambda grant: bool(grant["suspect"])),
     "task: report committed": _answered_task(0),
     "task: report cancelled": _answered_task(1),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast import codec
 from holdfast.clock import MS, S
 from holdfast.errors import (
     CommitUnknown,
@@ -22,10 +21,12 @@ from holdfast.errors import (
 from holdfast.sim.actor import Actor, Life
 from holdfast.sim.audit_tasks import UNIVERSE
 from holdfast.sim.settings import LEASE_NS, Settings
+from holdfast.store.api import Txn
 from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import End, Grant, Hold, New, Report
-from holdfast.tasks.rows import Limits, Spec, keys_of, seq_of
+from holdfast.tasks.rows import Limits, Spec, keys_of
+from holdfast.tasks.runs import batch_of, run_of
 
 TROUBLE = (CommitUnknown, StoreFull, Conflict)
 QUEUES = ("a", "b")
@@ -102,6 +103,10 @@ class Submitter(Actor):
             backoff_ns_max=S,
             kind=tape.draw(3),
         )
+        if tape.chance(400):
+            # Alike in all but their arguments: a run.
+            count = 1 + tape.draw(8)
+            return spec, [New(f"{self.name}/{self.sent}/{n}".encode()) for n in range(count)]
         new = []
         keyed = tape.chance(300)
         for n in range(1 + tape.draw(4)):
@@ -138,7 +143,7 @@ class TaskWorker(Actor):
                     self._too_late(life, me, late)
                 # At times it is of another release, and knows one task only.
                 known = () if life.calm or tape.chance(700) else (NAMES[tape.draw(2)],)
-                asked = [queues, 1 + tape.draw(3), alone, (), known]
+                asked = [queues, 1 + tape.draw(5), alone, (), known]
                 if reports and tape.chance(300):
                     life.store.transact(tasks.settle, UNIVERSE, me, generation, reports)
                     reports = []
@@ -178,7 +183,8 @@ class TaskWorker(Actor):
             life.rest(ms=LEASE_NS // MS // 2)
         for grant in held:
             end = (End.OK, End.OK, End.OK, End.FAILED, End.FAILED, *End)[tape.draw(10)]
-            report = Report(grant.seq, grant.lease, end, b"" if end else b"done", "", "no luck")
+            result = b"" if end else b"done %d" % (grant.seq % 3)
+            report = Report(grant.seq, grant.lease, end, result, "", "no luck")
             fate = tape.draw(20)
             if fate == 19:
                 forgotten.append(grant)
@@ -259,13 +265,16 @@ class TaskKeeper(Actor):
     def _next(self, life: Life) -> list[int]:
         """Some of those that are about to be granted."""
         ready: Any = life.store.read(lambda txn: txn.scan(_KEYS.ready, _KEYS.ready + b"\xff", 20))
-        return sorted(seq_of(row) for _, row in ready if life.tape.chance(300))
+        found = [seq for _, row in ready for seq in range(run_of(row)[0], run_of(row)[1] + 1)]
+        return sorted(seq for seq in found[:20] if life.tape.chance(300))
 
     def _leased(self, life: Life) -> list[int]:
-        rows: Any = life.store.read(
-            lambda txn: txn.scan(_KEYS.expiries, _KEYS.expiries + b"\xff", 20)
-        )
-        return sorted({seq for _, row in rows for seq in codec.unpack(row)[2]})[:3]
+        def read(txn: Txn) -> list[int]:
+            rows = txn.scan(_KEYS.expiries, _KEYS.expiries + b"\xff", 20)
+            return sorted({seq for key, row in rows for seq in batch_of(txn, _KEYS, key, row)[1]})
+
+        found: Any = life.store.read(read)
+        return list(found[:3])
 
     def _some(self, life: Life) -> list[int]:
         last: Any = life.store.read(lambda txn: txn.count(_KEYS.seq))

@@ -33,6 +33,7 @@ from holdfast.store import tuples
 from holdfast.store.api import Store, Txn, operation
 from holdfast.tasks.records import digest_of
 from holdfast.tasks.rows import FRESH, Keys, Status, decode_status, keys_of, pack, pack_int, seq_of
+from holdfast.tasks.runs import held_between
 
 # The log may always grow by this much.
 LOG_BYTES_MIN = 4 * 1024 * 1024
@@ -210,14 +211,16 @@ def _read_chunk(txn: Txn, universe: str, lo: int, last: int) -> Chunk:
     hi = last + 1 if whole else seq_of(bodies[-1][0][len(keys.bodies) :]) + 1
     fresh: list[int] = []
     tasks: list[tuple[int, Status]] = []
+    held = held_between(txn, keys, lo, hi)
     for key, _ in bodies:
         packed_seq = key[len(keys.bodies) :]
+        seq = seq_of(packed_seq)
         row = txn.get(keys.statuses + packed_seq)
-        status = FRESH if row is None else logged(decode_status(row))
+        status = held.get(seq, FRESH) if row is None else logged(decode_status(row))
         if status == FRESH:
-            fresh.append(seq_of(packed_seq))
+            fresh.append(seq)
         else:
-            tasks.append((seq_of(packed_seq), status))
+            tasks.append((seq, status))
     return Chunk(lo, hi, height, fresh, tasks, digest_of([row for _, row in bodies]))
 
 

@@ -50,7 +50,7 @@ def cancel(txn: Txn, universe: str, seqs: list[int], reason: str = "cancelled") 
             continue
         spec = spec_of(txn, decision.keys, body.spec)
         if status.state == State.LEASED:
-            decision.unlease(body, spec)
+            decision.unlease(spec, body.limit)
             txn.add(decision.keys.revocations, 1)
             txn.notify(decision.keys.revoked)
         else:

@@ -21,6 +21,7 @@ from holdfast.tasks.rows import (
     body_of,
     is_suspect,
     keys_of,
+    lane,
     limits_of,
     missing,
     order,
@@ -28,8 +29,8 @@ from holdfast.tasks.rows import (
     pack_int,
     packed_text,
     spec_of,
-    status_of,
 )
+from holdfast.tasks.runs import Leases, lift
 
 # Dependents that one decision looks at; more are looked at by the next ones.
 DEPENDENTS_MAX = 1_000
@@ -41,13 +42,16 @@ class Decision:
         self.keys: Keys = keys_of(universe)
         self.now_ns = txn.now_ns
         self.log = Log()
-        self.tally = Tally()
+        self.leases = Leases(txn, self.keys)
+        self.tally = Tally(txn, self.keys)
         # When tasks of one kind of retention ended here: what is kept until when.
         self._ended: dict[int, list[int]] = {}
         self._woken: set[str] = set()
         # Limits under which there may be room now.
         self._roomy: set[tuple[str, str]] = set()
         self._limits: dict[str, Limits] = {}
+        # How many tasks were put aside because whoever asks may not have them.
+        self.aside = 0
 
     def close(self) -> None:
         txn, keys = self.txn, self.keys
@@ -55,8 +59,9 @@ class Decision:
         for retain_ns, seqs in self._ended.items():
             until = pack_int(self.now_ns + retain_ns)
             txn.put(keys.retained + until + pack_int(seqs[0]), pack(seqs))
+        self.leases.save()
         self.log.save(txn, keys)
-        self.tally.save(txn, keys)
+        self.tally.save()
         for queue in self._woken:
             txn.notify(keys.queue_topic(queue))
 
@@ -72,9 +77,10 @@ class Decision:
         return body, spec_of(self.txn, self.keys, body.spec)
 
     def status(self, packed_seq: bytes) -> Status:
-        return status_of(self.txn, self.keys, packed_seq)
+        return self.leases.status(packed_seq)
 
     def write(self, packed_seq: bytes, status: Status) -> None:
+        self.leases.leave(packed_seq, status)
         self.txn.put(self.keys.statuses + packed_seq, pack(status))
 
     def wake(self, queue: str) -> None:
@@ -117,8 +123,10 @@ class Decision:
         here = order(spec, packed_seq)
         parked = keys.parked + _parking(spec.queue, body.limit) + here
         delayed = keys.delayed + pack_int(_not_before(body, status)) + packed_seq
+        if lift(txn, keys.ready + lane(spec.queue, spec.kind, spec.priority), packed_seq):
+            self._left(body, spec, "ready")
+            return
         for place, key in (
-            ("ready", keys.ready + here),
             ("suspect", keys.suspects + here),
             ("parked", parked),
             ("stray", self.stray_key(spec, packed_seq)),
@@ -126,12 +134,21 @@ class Decision:
         ):
             if txn.get(key) is not None:
                 txn.delete(key)
-                self.tally.add(spec.queue, place, -1)
-                if body.limit and place in ("ready", "suspect"):
-                    # The place that it was let in for is for the next of those that wait.
-                    self.let_in(spec.queue, body.limit)
+                self._left(body, spec, place)
                 return
         self.tally.add(spec.queue, "blocked", -1)
+
+    def _left(self, body: Body, spec: Spec, place: str) -> None:
+        self.tally.add(spec.queue, place, -1)
+        if body.limit and place in ("ready", "suspect"):
+            # The place that it was let in for is for the next of those that wait.
+            self.let_in(spec.queue, body.limit)
+
+    def single_out(self, packed_seq: bytes, spec: Spec) -> None:
+        """Let a task that is ready have a row of its own: it is not as fresh as the others of its run."""
+        here = self.keys.ready + lane(spec.queue, spec.kind, spec.priority)
+        if lift(self.txn, here, packed_seq):
+            self.txn.put(here + packed_seq, packed_seq)
 
     def wake_due(self, limit: int) -> int:
         """Move tasks whose time has come to where they can be granted; how many."""
@@ -153,9 +170,9 @@ class Decision:
     def stray_key(self, spec: Spec, packed_seq: bytes) -> bytes:
         return self.keys.strays + tuples.pack((spec.queue, spec.name)) + order(spec, packed_seq)
 
-    def stray(self, key: bytes, packed_seq: bytes, body: Body, spec: Spec, place: str) -> None:
+    def stray(self, packed_seq: bytes, body: Body, spec: Spec, place: str) -> None:
         """Put a task aside that whoever asks does not know, for one who does."""
-        self.txn.delete(key)
+        self.aside += 1
         self.txn.put(self.stray_key(spec, packed_seq), packed_seq)
         self.tally.add(spec.queue, place, -1)
         self.tally.add(spec.queue, "stray")
@@ -166,6 +183,8 @@ class Decision:
 
     def recall(self, queue: str, names: frozenset[str], limit: int) -> None:
         """Bring back what was put aside and is known to whoever asks now."""
+        if not self.tally.now(queue, "stray"):
+            return
         txn, keys = self.txn, self.keys
         aside = keys.strays + packed_text(queue)
         lo = aside
@@ -204,6 +223,7 @@ class Decision:
         return True
 
     def park(self, key: bytes, packed_seq: bytes, body: Body, spec: Spec, place: str) -> None:
+        self.aside += 1
         txn = self.txn
         txn.delete(key)
         parking = self.keys.parked + _parking(spec.queue, body.limit)
@@ -249,22 +269,28 @@ class Decision:
 
     # -- the end of a lease, the end of a task ---------------------------------------------------
 
-    def unlease(self, body: Body, spec: Spec) -> None:
-        """A lease has ended, however it did."""
-        self.tally.add(spec.queue, "leased", -1)
-        if body.limit:
-            self.end_limited(spec, body.limit)
+    def unlease(self, spec: Spec, limit: str = "", count: int = 1) -> None:
+        """Leases have ended, however they did."""
+        self.tally.add(spec.queue, "leased", -count)
+        if limit:
+            self.end_limited(spec, limit)
         if self.limits(spec.queue).concurrency:
             self.wake(spec.queue)
 
-    def ended(self, seq: int, spec: Spec, place: str, *, awaited: bool) -> None:
-        """A task has ended for good: count it, keep it for its time, tell those who wait."""
-        self.tally.add(spec.queue, place)
+    def end_all(self, seqs: list[int], spec: Spec, place: str) -> None:
+        """Tasks have ended for good: count them, keep them for their time, tell those who look."""
+        self.tally.add(spec.queue, place, len(seqs))
         kept = self._ended.get(spec.retain_ns)
         if kept is None:
             kept = self._ended[spec.retain_ns] = []
-        kept.append(seq)
-        self.txn.notify(self.keys.task_topic(seq))
+        kept += seqs
+        topic = self.keys.task_topic
+        for one in {topic(seq) for seq in seqs}:
+            self.txn.notify(one)
+
+    def ended(self, seq: int, spec: Spec, place: str, *, awaited: bool) -> None:
+        """A task has ended for good, and others may wait for that."""
+        self.end_all([seq], spec, place)
         if awaited:
             # Those who wait may be told when the task itself is forgotten already.
             self.txn.put(self.keys.ended + pack_int(seq), place.encode())

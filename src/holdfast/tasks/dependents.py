@@ -16,7 +16,7 @@ from holdfast.store import tuples
 from holdfast.tasks import board
 from holdfast.tasks.decision import DEPENDENTS_MAX, Decision
 from holdfast.tasks.records import Dead
-from holdfast.tasks.rows import pack_int, seq_of
+from holdfast.tasks.rows import FRESH, pack_int, seq_of
 from holdfast.tasks.states import State
 
 DEPENDENCY_FAILED = "dependency_failed"
@@ -34,6 +34,8 @@ def block(decision: Decision, packed_seq: bytes, others: Sequence[int]) -> int |
             continue
         decision.txn.put(decision.keys.dependents + packed + packed_seq, packed_seq)
         if not status.awaited:
+            if status == FRESH:
+                decision.single_out(packed, decision.known(packed)[1])
             decision.write(packed, replace(status, awaited=True))
         waits += 1
     return waits

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-import msgspec
-
+from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import Invalid
@@ -24,9 +23,10 @@ from holdfast.tasks.records import Dead, Expired, Extended, Granted
 from holdfast.tasks.rows import (
     FRESH,
     KINDS,
+    Body,
+    Keys,
     Spec,
     Status,
-    counts_of,
     decode_body,
     decode_status,
     int_at,
@@ -35,8 +35,16 @@ from holdfast.tasks.rows import (
     pack,
     pack_int,
     packed_text,
-    seq_of,
     spec_of,
+)
+from holdfast.tasks.runs import (
+    Batch,
+    Held,
+    batch_of,
+    lane_of,
+    next_number,
+    run_of,
+    run_row,
     status_of,
 )
 from holdfast.tasks.states import State
@@ -47,6 +55,9 @@ LEASE_BATCH_MAX = 1_000
 # A decision that has granted arguments of this much, or parked this many, leaves the rest to the next.
 LEASE_BYTES_MAX = 4 * 1024 * 1024
 PARKED_MAX = 1_000
+# A row of a lane may name many tasks: so many rows are looked at first, and bodies of a run at a time.
+ROWS_FIRST = 16
+BODIES_PAGE = 250
 EXPIRIES_EXHAUSTED = "expiries_exhausted"
 
 
@@ -135,28 +146,29 @@ def grant(
                 break
     if not grants:
         for queue in queues:
-            for kind, room in _shares(decision, queue, limit, left, grants):
+            for kind, room, one in _shares(decision, queue, limit, left, grants):
                 had = len(grants)
-                _grant_from(decision, worker, queue, kind, room, grants, names, suspects=False)
+                _grant_from(
+                    decision, worker, queue, kind, room, grants, names, suspects=False, one=one
+                )
                 left[kind] -= len(grants) - had
     if not alone:
         # Of a queue without room there is nobody to make room for.
-        txn, keys = decision.txn, decision.keys
-        for queue in queues:
-            waiting = keys.suspects + packed_text(queue)
-            if txn.scan(waiting, tuples.after(waiting), 1) and _room(decision, queue, 1):
-                suspects = True
-                break
+        suspects = any(
+            decision.tally.now(queue, "suspect") and _room(decision, queue, 1) for queue in queues
+        )
     return Leased(grants, suspects, decision.txn.count(decision.keys.revocations))
 
 
 def _shares(
     decision: Decision, queue: str, limit: int, left: list[int], grants: list[Grant]
-) -> Iterator[tuple[int, int]]:
-    """What kinds to grant from, in what order, and how much. Kinds are independent while there is room
-    for all that their hands can take; where there is not, priority and age decide, task by task."""
+) -> Iterator[tuple[int, int, bool]]:
+    """What kinds to grant from, in what order, how much, and whether to look no further than the first.
+    Kinds are independent while there is room for all that their hands can take; where there is not,
+    priority and age decide, task by task."""
     kinds = [kind for kind in KINDS if left[kind] > 0]
-    size = 0
+    ready = decision.tally.now
+    size, aside_before = 0, decision.aside
     while kinds and size < LEASE_BYTES_MAX:
         total = sum(left[kind] for kind in kinds)
         room = _room(decision, queue, min(limit - len(grants), total))
@@ -164,15 +176,20 @@ def _shares(
             return
         if room >= total or len(kinds) == 1:
             for kind in kinds:
-                yield kind, min(room, left[kind])
+                if ready(queue, "ready"):
+                    yield kind, min(room, left[kind]), False
             return
         firsts = {kind: first for kind in kinds if (first := _first(decision, queue, kind))}
         kinds = sorted(firsts, key=lambda kind: firsts[kind])
         if len(kinds) > 1:
-            had = len(grants)
-            yield kinds[0], 1
+            had, aside = len(grants), decision.aside
+            yield kinds[0], 1, True
             size += sum(len(grant.args) for grant in grants[had:])
-            if len(grants) == had or not left[kinds[0]]:
+            if decision.aside - aside_before >= PARKED_MAX:
+                decision.wake(queue)
+                return
+            # One that was put aside has made way for another, of whatever kind that is.
+            if (len(grants) == had and decision.aside == aside) or not left[kinds[0]]:
                 del kinds[0]
 
 
@@ -193,7 +210,9 @@ def _grant_from(
     names: frozenset[str],
     *,
     suspects: bool,
+    one: bool = False,
 ) -> None:
+    """Grant from a lane; `one`: the first task of it, or none."""
     txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
     limit = _room(decision, queue, limit)
     if limit <= 0:
@@ -203,77 +222,133 @@ def _grant_from(
     lane = (keys.suspects if suspects else keys.ready) + packed_text(queue) + pack_int(kind)
     bodies, statuses = keys.bodies, keys.statuses
     get, put, delete = txn.get, txn.put, txn.delete
-    # Leases of equal length are one batch: one number, one row to find them by when they are overdue.
-    batches: dict[int, tuple[int, int, list[int]]] = {}
-    number = 0
+    batches: dict[tuple[int, bool], _Given] = {}
+    given = number = txn.count(keys.lease)
     begun = parked = size = 0
-    start, more = lane, True
-    while begun < limit and size < LEASE_BYTES_MAX:
-        wanted = limit - begun
-        page = txn.scan(start, tuples.after(lane), wanted) if more else []
+    start, more, asked = lane, True, min(limit, ROWS_FIRST)
+    while begun < limit and size < LEASE_BYTES_MAX and not (one and parked):
+        page = txn.scan(start, tuples.after(lane), asked) if more else []
         if not page:
             break
-        start, more = page[-1][0] + b"\x00", len(page) == wanted
-        txn.prefetch(prefix + seq for _, seq in page for prefix in (bodies, statuses))
+        start, more = page[-1][0] + b"\x00", len(page) == asked
+        asked = limit - begun
+        rows = [(key, row, *run_of(row)) for key, row in page]
+        txn.prefetch(
+            prefix + row
+            for _, row, first, last in rows
+            if first == last
+            for prefix in (bodies, statuses)
+        )
         if parked >= PARKED_MAX:
             decision.wake(queue)
             break
-        for key, packed_seq in page:
-            if size >= LEASE_BYTES_MAX:
+        for key, row, first, last in rows:
+            if begun >= limit or size >= LEASE_BYTES_MAX:
                 break
-            row = get(bodies + packed_seq)
-            if row is None:
-                raise missing(packed_seq)
-            body = decode_body(row)
+            if first < last:
+                found = _front(txn, keys, first, min(last, first + limit - begun - 1), size)
+            else:
+                body_row = get(bodies + row)
+                if body_row is None:
+                    raise missing(row)
+                found = [decode_body(body_row)]
+            body, count = found[0], len(found)
             spec = spec_of(txn, keys, body.spec)
-            if names and spec.name not in names:
-                decision.stray(key, packed_seq, body, spec, place)
-                parked += 1
-                continue
-            if body.limit and not decision.begin_limited(spec, body.limit, limits.per_key):
-                decision.park(key, packed_seq, body, spec, place)
-                parked += 1
-                continue
-            row = get(statuses + packed_seq)
-            was = FRESH if row is None else decode_status(row)
-            batch = batches.get(spec.lease_ns)
-            if batch is None:
-                number = (number or txn.count(keys.lease)) + 1
-                batch = batches[spec.lease_ns] = (number, now_ns + spec.lease_ns, [])
-            lease_no, expires_ns, seqs = batch
-            after = board.granted(was, lease_no, worker, expires_ns, now_ns)
+            strange = names and spec.name not in names
+            if body.limit and not strange:
+                if not decision.begin_limited(spec, body.limit, limits.per_key):
+                    decision.park(key, row, body, spec, place)
+                    parked += 1
+                    continue
             delete(key)
-            put(statuses + packed_seq, pack(after))
-            seq = seq_of(packed_seq)
-            seqs.append(seq)
-            args = blobs.get(txn, body.blob) if body.blob else body.args
-            size += len(args)
-            grants.append(
-                Grant(
-                    seq,
-                    lease_no,
-                    after.attempt,
-                    spec.name,
-                    args,
-                    queue,
-                    spec.lease_ns,
-                    spec.window_ns,
-                    expires_ns,
-                    suspects,
-                    body.created_ns,
-                    body.generation,
+            if first + count <= last:
+                put(lane_of(key, row) + pack_int(first + count), run_row(first + count, last))
+            if strange:
+                for seq in range(first, first + count):
+                    decision.stray(pack_int(seq), body, spec, place)
+                parked += count
+                continue
+            attempt, of_run = 1, first < last
+            batch = batches.get((spec.lease_ns, of_run))
+            if batch is None:
+                number = next_number(number, runs=of_run)
+                batch = _Given(number, now_ns + spec.lease_ns)
+                batches[spec.lease_ns, of_run] = batch
+            if of_run:
+                batch.runs.append((first, first + count - 1, body.spec))
+            else:
+                status_row = get(statuses + row)
+                was = FRESH if status_row is None else decode_status(status_row)
+                after = board.granted(was, batch.lease, worker, batch.expires_ns, now_ns)
+                put(statuses + row, pack(after))
+                attempt = after.attempt
+            begun += count
+            for seq, body in enumerate(found, first):
+                args = blobs.get(txn, body.blob) if body.blob else body.args
+                size += len(args)
+                batch.tasks.append(seq)
+                grants.append(
+                    Grant(
+                        seq,
+                        batch.lease,
+                        attempt,
+                        spec.name,
+                        args,
+                        queue,
+                        spec.lease_ns,
+                        spec.window_ns,
+                        batch.expires_ns,
+                        suspects,
+                        body.created_ns,
+                        body.generation,
+                    )
                 )
-            )
-            begun += 1
     if not begun:
         return
     decision.tally.add(queue, place, -begun)
     decision.tally.add(queue, "leased", begun)
-    txn.add(keys.lease, len(batches))
-    for lease_no, expires_ns, seqs in batches.values():
-        decision.log.say(Granted(lease_no, worker, expires_ns, seqs))
+    txn.add(keys.lease, number - given)
+    for batch in batches.values():
+        lease_no, expires_ns = batch.lease, batch.expires_ns
+        decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))
         row_key = keys.expiries + pack_int(expires_ns) + pack_int(lease_no)
-        put(row_key, pack(Batch(lease_no, worker, seqs)))
+        put(row_key, pack(Batch(lease_no, worker, [] if batch.runs else batch.tasks)))
+        if batch.runs:
+            # By age: they were taken by priority.
+            runs = sorted(batch.runs)
+            firsts = [first for first, _, _ in runs]
+            decision.leases.give(lease_no, Held(worker, expires_ns, now_ns, runs, firsts))
+
+
+class _Given:
+    """Leases of equal length, given together: one number, and one row to find them by when their time is
+    up. Those of runs need no row for each."""
+
+    __slots__ = ("expires_ns", "lease", "runs", "tasks")
+
+    def __init__(self, lease: int, expires_ns: int) -> None:
+        self.lease = lease
+        self.expires_ns = expires_ns
+        self.tasks: list[int] = []
+        self.runs: list[tuple[int, int, bytes]] = []
+
+
+def _front(txn: Txn, keys: Keys, first: int, last: int, size: int) -> list[Body]:
+    """The bodies of the first tasks of a run, as many as are not too much to grant at once."""
+    found: list[Body] = []
+    at, end = keys.bodies + pack_int(first), tuples.after(keys.bodies)
+    while first + len(found) <= last and size < LEASE_BYTES_MAX:
+        page = txn.scan(at, end, min(last + 1 - first - len(found), BODIES_PAGE))
+        if not page or page[-1][0] != keys.bodies + pack_int(first + len(found) + len(page) - 1):
+            raise missing(pack_int(first + len(found)))
+        at = page[-1][0] + b"\x00"
+        for _, row in page:
+            if size >= LEASE_BYTES_MAX:
+                break
+            body = decode_body(row)
+            size += len(body.args)
+            found.append(body)
+    return found
 
 
 def _room(decision: Decision, queue: str, wanted: int) -> int:
@@ -281,18 +356,7 @@ def _room(decision: Decision, queue: str, wanted: int) -> int:
     most = decision.limits(queue).concurrency
     if not most:
         return wanted
-    leased = counts_of(decision.txn, decision.keys, queue).leased + decision.tally.change(
-        queue, "leased"
-    )
-    return max(min(wanted, most - leased), 0)
-
-
-class Batch(Record, frozen=True):
-    """Leases given together: looked at when the time is up that they were first given for."""
-
-    lease: int
-    worker: str
-    tasks: list[int]
+    return max(min(wanted, most - decision.tally.now(queue, "leased")), 0)
 
 
 def sweep(decision: Decision, limit: int) -> int:
@@ -311,29 +375,24 @@ def _expire(decision: Decision, limit: int) -> int:
         if not overdue:
             break
         key, row = overdue[0]
-        batch = msgspec.msgpack.decode(row, type=Batch)
+        batch = codec.unpack_as(Batch, row)
+        held = decision.leases.get(batch.lease)
+        tasks = batch.tasks if held is None else batch.tasks + held.tasks()
         txn.delete(key)
-        seen += len(batch.tasks) + 1
+        seen += len(tasks) + 1
         txn.prefetch(
-            prefix + pack_int(seq) for seq in batch.tasks for prefix in (keys.bodies, keys.statuses)
+            prefix + pack_int(seq) for seq in tasks for prefix in (keys.bodies, keys.statuses)
         )
         out: list[tuple[int, bytes, Status]] = []
-        later: dict[int, list[int]] = {}
-        for seq in batch.tasks:
+        for seq in tasks:
             packed_seq = pack_int(seq)
             status = decision.status(packed_seq)
             if status.state != State.LEASED or status.lease != batch.lease:
                 continue
             if status.expires_ns > now_ns:
-                later.setdefault(status.expires_ns, []).append(seq)
+                decision.leases.look_at(status.expires_ns, batch.lease, batch.worker, [seq])
             else:
                 out.append((seq, packed_seq, status))
-        for expires_ns, seqs in later.items():
-            again = keys.expiries + pack_int(expires_ns) + pack_int(batch.lease)
-            held = txn.get(again)
-            if held is not None:
-                seqs = msgspec.msgpack.decode(held, type=Batch).tasks + seqs
-            txn.put(again, pack(Batch(batch.lease, batch.worker, seqs)))
         if out:
             decision.log.say(Expired(batch.lease, [seq for seq, _, _ in out]))
             for seq, packed_seq, status in out:
@@ -345,7 +404,7 @@ def _give_up(decision: Decision, seq: int, packed_seq: bytes, was: Status) -> No
     """What becomes of a task whose lease expired."""
     body, spec = decision.known(packed_seq)
     after = board.expired(was)
-    decision.unlease(body, spec)
+    decision.unlease(spec, body.limit)
     if after.expiries >= spec.expiries_max:
         bury(decision, seq, packed_seq, spec, after, EXPIRIES_EXHAUSTED)
         return
@@ -383,6 +442,7 @@ def extend(txn: Txn, universe: str, generation: int, holds: list[Hold]) -> list[
     said = Extended([], [], [], [])
     for hold in holds:
         packed_seq = pack_int(hold.seq)
+        decision.leases.get(hold.lease)
         status = decision.status(packed_seq)
         if generation != txn.generation or not live(status, hold.lease, now_ns):
             answers.append(0)
@@ -431,10 +491,10 @@ def held_by(txn: Txn, universe: str, worker: str) -> list[tuple[int, int]]:
     of leases that there is."""
     keys = keys_of(universe)
     found = []
-    for _, row in txn.scan(keys.expiries, tuples.after(keys.expiries)):
-        batch = msgspec.msgpack.decode(row, type=Batch)
+    for key, row in txn.scan(keys.expiries, tuples.after(keys.expiries)):
+        batch, tasks = batch_of(txn, keys, key, row)
         if batch.worker == worker:
-            found += [(seq, batch.lease) for seq in batch.tasks]
+            found += [(seq, batch.lease) for seq in tasks]
     return [one for one in found if holds(txn, universe, *one)]
 
 

@@ -15,14 +15,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from holdfast import codec
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import Invalid
 from holdfast.store import tuples
 from holdfast.store.api import Txn
-from holdfast.tasks.lease import Batch
 from holdfast.tasks.look import TaskRow, queues, row_of
 from holdfast.tasks.rows import PLACES, Keys, counts_of, keys_of, pack_int, packed_text
+from holdfast.tasks.runs import batch_of, lane_of, members
 from holdfast.tasks.states import State
 
 LOOKED_MAX = 20_000
@@ -75,10 +74,10 @@ def page(
 
 
 class _Place(NamedTuple):
-    """Where a walk is: a key, and, in a row that holds several tasks, which of them."""
+    """Where a walk is: a key, and, in a row that holds several tasks, the seq it has come to."""
 
     key: bytes
-    nth: int
+    seq: int
 
 
 def _walk(
@@ -87,12 +86,17 @@ def _walk(
     """The tasks that are worth a look, after a place: the place of each, its seq, and its lease if the
     index knows: of those that have been leased again meanwhile, only the last one counts."""
     indexes = {
-        "ready": keys.ready,
         "suspect": keys.suspects,
         "parked": keys.parked,
         "stray": keys.strays,
     }
-    if where in indexes:
+    if where == "ready":
+        space = keys.ready + (packed_text(queue) if queue else b"")
+        for key, row in _run_rows(txn, space, start):
+            for own, seq in members(lane_of(key, row), row):
+                if start is None or own > start.key:
+                    yield _Place(own, 0), pack_int(seq), 0
+    elif where in indexes:
         space = indexes[where] + (packed_text(queue) if queue else b"")
         for key, packed_seq in _rows(txn, space, start):
             yield _Place(key, 0), packed_seq, 0
@@ -102,13 +106,21 @@ def _walk(
     elif where == "leased":
         # The row that was stopped in is read again, for the rest of it.
         for key, row in _rows(txn, keys.expiries, start, again=True):
-            batch = codec.unpack_as(Batch, row)
-            done = start.nth if start is not None and start.key == key else 0
-            for nth, seq in enumerate(batch.tasks[done:], done + 1):
-                yield _Place(key, nth), pack_int(seq), batch.lease
+            batch, seqs = batch_of(txn, keys, key, row)
+            done = start.seq if start is not None and start.key == key else 0
+            for seq in seqs:
+                if seq > done:
+                    yield _Place(key, seq), pack_int(seq), batch.lease
     else:
         for key, _ in _rows(txn, keys.bodies, start, newest_first=True):
             yield _Place(key, 0), key[len(keys.bodies) :], 0
+
+
+def _run_rows(txn: Txn, space: bytes, start: _Place | None) -> Iterator[tuple[bytes, bytes]]:
+    """Rows of lanes; first of all the one that may name both a task and those after it."""
+    if start is not None and start.key > space:
+        yield from txn.scan(space, start.key + b"\x00", 1, True)
+    yield from _rows(txn, space, start)
 
 
 def _rows(
@@ -121,7 +133,7 @@ def _rows(
 ) -> Iterator[tuple[bytes, bytes]]:
     lo, hi = space, tuples.after(space)
     if start is not None:
-        if not lo <= start.key < hi or start.nth < 0:
+        if not lo <= start.key < hi or start.seq < 0:
             raise Invalid(what="cursor", why="of another list")
         first = start.key if again else start.key + b"\x00"
         lo, hi = (lo, start.key) if newest_first else (first, hi)

@@ -24,14 +24,16 @@ from holdfast.tasks.rows import (
     body_of,
     counts_of,
     keys_of,
+    lane,
     limits_of,
     order,
     pack_int,
     packed_text,
     seq_of,
     spec_of,
-    status_of,
 )
+from holdfast.tasks.runs import find as find_in
+from holdfast.tasks.runs import status_of
 from holdfast.tasks.states import State
 
 QUEUES_MAX = 10_000
@@ -165,7 +167,7 @@ class QueueRow(NamedTuple):
 
 
 def queues(txn: Txn, universe: str) -> list[QueueRow]:
-    """Every queue that ever had a task, or has limits, by name."""
+    """Every queue that has a task, be it one that has ended and is kept, or limits; by name."""
     keys = keys_of(universe)
     found = {
         str(tuples.unpack(key[len(space) :])[0])
@@ -194,14 +196,18 @@ def offering(
 def _offers(
     txn: Txn, keys: Keys, name: str, names: Collection[str], kinds: Collection[int]
 ) -> bool:
+    counts = counts_of(txn, keys, name)
+    if not (counts.ready or counts.suspect or counts.stray):
+        return False
     most = limits_of(txn, keys, name).concurrency
-    if most and counts_of(txn, keys, name).leased >= most:
+    if most and counts.leased >= most:
         return False
     queue = packed_text(name)
-    lanes = [keys.ready + queue + pack_int(kind) for kind in kinds]
-    for lane in (*lanes, keys.suspects + queue):
-        if txn.scan(lane, tuples.after(lane), 1):
-            return True
+    lanes = [keys.ready + queue + pack_int(kind) for kind in kinds] if counts.ready else []
+    if counts.suspect or any(txn.scan(space, tuples.after(space), 1) for space in lanes):
+        return True
+    if not counts.stray:
+        return False
     aside = keys.strays + queue
     lo = aside
     while found := txn.scan(lo, tuples.after(aside), 1):
@@ -246,7 +252,7 @@ def row_of(txn: Txn, keys: Keys, packed_seq: bytes) -> TaskRow | None:
 
 def _place(txn: Txn, keys: Keys, packed_seq: bytes, body: Body, spec: Spec, status: Status) -> str:
     here = order(spec, packed_seq)
-    if txn.get(keys.ready + here) is not None:
+    if find_in(txn, keys.ready + lane(spec.queue, spec.kind, spec.priority), packed_seq):
         return "ready"
     if txn.get(keys.suspects + here) is not None:
         return "suspect"

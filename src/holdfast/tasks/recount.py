@@ -1,6 +1,7 @@
 """What follows from bodies and statuses, counted and built again, and compared with the rows.
 
 places       a task that waits is in one, the one that it belongs to; any other task is in none
+runs         a task of a run has no status; leases of runs are found by number and by task
 expiries     whatever is leased is looked at when its time is up, or before
 counts       of each queue, and of the leases of each limit
 keys         name a task that has this key; a key of a task that is kept is known
@@ -17,7 +18,6 @@ from typing import NamedTuple
 from holdfast import codec
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
-from holdfast.tasks.lease import Batch
 from holdfast.tasks.rows import (
     FRESH,
     Body,
@@ -35,6 +35,7 @@ from holdfast.tasks.rows import (
     seq_of,
     spec_of,
 )
+from holdfast.tasks.runs import SEQ_END, Held, batch_of, held_between, lane_of, members, run_of
 from holdfast.tasks.states import State
 from holdfast.tasks.verify import Difference, rows_of
 
@@ -49,6 +50,7 @@ def differences(txn: Txn, universe: str) -> Iterator[Difference]:
     keys = keys_of(universe)
     tasks = _tasks(txn, keys)
     yield from _places(txn, keys, tasks)
+    yield from _runs(txn, keys, tasks)
     yield from _expiries(txn, keys, tasks)
     yield from _counts(txn, keys, tasks)
     yield from _keys(txn, keys, tasks)
@@ -58,12 +60,14 @@ def differences(txn: Txn, universe: str) -> Iterator[Difference]:
 
 def _tasks(txn: Txn, keys: Keys) -> dict[int, Task]:
     found: dict[int, Task] = {}
+    held = held_between(txn, keys, 0, SEQ_END)
     for key, row in rows_of(txn, keys.bodies):
         packed_seq = key[len(keys.bodies) :]
+        seq = seq_of(packed_seq)
         kept = txn.get(keys.statuses + packed_seq)
         body = decode_body(row)
-        status = FRESH if kept is None else decode_status(kept)
-        found[seq_of(packed_seq)] = Task(body, spec_of(txn, keys, body.spec), status)
+        status = held.get(seq, FRESH) if kept is None else decode_status(kept)
+        found[seq] = Task(body, spec_of(txn, keys, body.spec), status)
     return found
 
 
@@ -88,10 +92,8 @@ def place_of(txn: Txn, keys: Keys, seq: int, task: Task) -> dict[str, bytes]:
 
 def _places(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
     where: dict[int, list[tuple[str, bytes, bytes]]] = defaultdict(list)
-    for place, prefix in _prefixes(keys):
-        for key, row in rows_of(txn, prefix):
-            seq = _last_int(key) if place == "delayed" else seq_of(row)
-            where[seq].append((place, key, row))
+    for place, key, row, seq in _placed(txn, keys):
+        where[seq].append((place, key, row))
     for seq, task in tasks.items():
         found = where.pop(seq, [])
         waits = task.status.state == State.WAITING
@@ -110,6 +112,48 @@ def _places(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference
         yield Difference(seq, 0, "place", [place for place, _, _ in found], "no such task")
 
 
+def _placed(txn: Txn, keys: Keys) -> Iterator[tuple[str, bytes, bytes, int]]:
+    """Every task that is in a place: where, by which key, by which row; those of runs one by one."""
+    for place, prefix in _prefixes(keys):
+        for key, row in rows_of(txn, prefix):
+            if place == "delayed":
+                yield place, key, row, _last_int(key)
+            else:
+                for own, seq in members(lane_of(key, row), row):
+                    yield place, own, row, seq
+
+
+def _runs(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
+    for key, row in rows_of(txn, keys.ready):
+        first, last = run_of(row)
+        if key != lane_of(key, row) + pack_int(first):
+            yield Difference(first, 0, "run", key, "a key that ends with its first task")
+        if first < last:
+            lane = lane_of(key, row)
+            for own, seq in members(lane, row):
+                if txn.get(keys.statuses + pack_int(seq)) is not None:
+                    yield Difference(seq, 0, "run", own, "no status")
+    named = {
+        seq_of(key[len(keys.held_at) :]): seq_of(row) for key, row in rows_of(txn, keys.held_at)
+    }
+    for key, row in rows_of(txn, keys.held):
+        lease, held = seq_of(key[len(keys.held) :]), codec.unpack_as(Held, row)
+        if not held.runs or lease % 2:
+            yield Difference(0, 0, f"lease {lease} of runs", held.runs, "an even one of tasks")
+        for first in held.firsts:
+            if named.pop(first, 0) != lease:
+                yield Difference(first, 0, "run of a lease", "not found by its first task", lease)
+        for first, last, spec in held.runs:
+            for seq in range(first, last + 1):
+                task = tasks.get(seq)
+                if task is None or task.body.spec != spec:
+                    yield Difference(seq, 0, "run of a lease", "another task", lease)
+                if txn.get(keys.statuses + pack_int(seq)) is not None:
+                    yield Difference(seq, 0, "run of a lease", lease, "no status")
+    for first, lease in named.items():
+        yield Difference(first, 0, "run of a lease", lease, "no such lease")
+
+
 def _prefixes(keys: Keys) -> list[tuple[str, bytes]]:
     return [
         ("ready", keys.ready),
@@ -123,9 +167,9 @@ def _prefixes(keys: Keys) -> list[tuple[str, bytes]]:
 def _expiries(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
     looked: dict[tuple[int, int], int] = {}
     for key, row in rows_of(txn, keys.expiries):
-        batch = codec.unpack_as(Batch, row)
+        batch, seqs = batch_of(txn, keys, key, row)
         at_ns = int(tuples.unpack(key)[-2])
-        for seq in batch.tasks:
+        for seq in seqs:
             looked[seq, batch.lease] = max(at_ns, looked.get((seq, batch.lease), 0))
     given = txn.count(keys.lease)
     for seq, task in tasks.items():
@@ -151,11 +195,9 @@ def _counts(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference
             right[task.spec.queue][state.name.lower()] += 1
         if state is State.LEASED and task.body.limit:
             running[task.spec.queue, task.body.limit] += 1
-    for place, prefix in _prefixes(keys):
-        for key, row in rows_of(txn, prefix):
-            seq = _last_int(key) if place == "delayed" else seq_of(row)
-            if seq in tasks:
-                right[tasks[seq].spec.queue][place] += 1
+    for place, _, _, seq in _placed(txn, keys):
+        if seq in tasks:
+            right[tasks[seq].spec.queue][place] += 1
     queues = {str(tuples.unpack(key)[-1]) for key, _ in rows_of(txn, keys.counts)}
     for queue in sorted(queues | set(right)):
         kept = counts_of(txn, keys, queue)

@@ -1,12 +1,13 @@
 """What is stored of a task, and where.
 
 A task is two rows. The body says what is to be done; it is written once, with the record that
-created the task, and is that record's content. The status says how far it is; it is written when
-the task is first granted, so a task that nobody has touched has none and is WAITING.
+created the task, and is that record's content. The status says how far it is. A task that nobody has
+touched has none and is WAITING; and so has one that was leased in a run, as long as nothing else
+happens to it (`runs`).
 
 A task that waits is in one place exactly:
 
-    ready     w <queue> <kind> <-priority> <seq>      the next to be granted
+    ready     w <queue> <kind> <-priority> <seq>      the next to be granted, or the first of a run of them
     suspect   y <queue> <kind> <-priority> <seq>           one more expiry is its last: granted by itself
     parked    p <queue> <limit> …                     as many of its limit are leased as may be
     stray     u <queue> <name> …                      whoever asked knows no task of this name
@@ -143,6 +144,9 @@ class Counts(Record, frozen=True):
         return sum(getattr(self, place) for place in PLACES)
 
 
+NONE = Counts()
+
+
 class Keys:
     """The key spaces of one universe's tasks."""
 
@@ -164,6 +168,8 @@ class Keys:
         self.dependents = space("a")
         self.ended = space("e")
         self.expiries = space("x")
+        self.held = space("l")
+        self.held_at = space("i")
         self.keys = space("k")
         self.retained = space("r")
         self.counts = space("n")
@@ -246,11 +252,6 @@ def body_of(txn: Txn, keys: Keys, packed_seq: bytes) -> Body | None:
     return None if row is None else decode_body(row)
 
 
-def status_of(txn: Txn, keys: Keys, packed_seq: bytes) -> Status:
-    row = txn.get(keys.statuses + packed_seq)
-    return FRESH if row is None else decode_status(row)
-
-
 def missing(packed_seq: bytes) -> StoreCorrupt:
     """A row names a task that is not there: nothing may go on as if it were."""
     why = "a row names it, and it is not there; `holdfast verify` says what else is wrong"
@@ -274,7 +275,10 @@ def after_int(key: bytes, at: int) -> int:
 class Tally:
     """What an operation changes in the counts, by queue; saved once, at its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, txn: Txn, keys: Keys) -> None:
+        self._txn = txn
+        self._keys = keys
+        self._counts: dict[str, Counts] = {}
         self._deltas: dict[str, dict[str, int]] = {}
 
     def add(self, queue: str, place: str, n: int = 1) -> None:
@@ -283,18 +287,31 @@ class Tally:
             deltas = self._deltas[queue] = {}
         deltas[place] = deltas.get(place, 0) + n
 
-    def change(self, queue: str, place: str) -> int:
-        """What was added so far and is not saved yet."""
-        return self._deltas.get(queue, {}).get(place, 0)
+    def now(self, queue: str, place: str) -> int:
+        """How many there are, with what was added so far."""
+        count: int = getattr(self._before(queue), place)
+        return count + self._deltas.get(queue, {}).get(place, 0)
 
-    def save(self, txn: Txn, keys: Keys) -> None:
+    def save(self) -> None:
         for queue, deltas in self._deltas.items():
-            counts = counts_of(txn, keys, queue)
+            counts = self._before(queue)
             after: Any = msgspec.structs.replace(
                 counts, **{place: getattr(counts, place) + n for place, n in deltas.items()}
             )
-            txn.put(keys.counts + packed_text(queue), pack(after))
+            key = self._keys.counts + packed_text(queue)
+            if after == NONE:
+                # Queues may be made by the day, or for each customer: nothing is left of one.
+                self._txn.delete(key)
+            else:
+                self._txn.put(key, pack(after))
+            self._counts[queue] = after
         self._deltas = {}
+
+    def _before(self, queue: str) -> Counts:
+        found = self._counts.get(queue)
+        if found is None:
+            found = self._counts[queue] = counts_of(self._txn, self._keys, queue)
+        return found
 
 
 def counts_of(txn: Txn, keys: Keys, queue: str) -> Counts:

@@ -25,12 +25,10 @@ from holdfast.tasks.decision import Decision
 from holdfast.tasks.lease import EXPIRIES_EXHAUSTED, Leased, bury, grant, live
 from holdfast.tasks.records import Cancelled, Completed, Failed, digest_of
 from holdfast.tasks.rows import (
+    FRESH,
     Body,
     Spec,
     Status,
-    decode_body,
-    decode_status,
-    missing,
     pack,
     pack_int,
     spec_of,
@@ -118,59 +116,94 @@ def _settle(decision: Decision, worker: str, generation: int, reports: list[Repo
     check_name("worker", worker)
     txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
     get, put, statuses = txn.get, txn.put, keys.statuses
-    txn.prefetch(
-        prefix + pack_int(one.seq) for one in reports for prefix in (statuses, keys.bodies)
-    )
+    if generation > txn.generation:
+        return [Answer.REJECTED] * len(reports)  # nobody was ever given such leases
     leases_given = txn.count(keys.lease)
+    current = generation == txn.generation
     answers: list[int] = []
     tasks: list[int] = []
     leases: list[int] = []
     results: list[bytes] = []
-    for report in reports:
+    # Those of runs, which have no row to be looked at: by their spec.
+    finished: dict[bytes, list[int]] = {}
+    lease, held, live_run = 0, None, False
+    last, row = None, b""
+    fetched = False
+    for index, report in enumerate(reports):
+        if report.lease != lease:
+            lease, last = report.lease, None
+            held = decision.leases.get(lease) if current else None
+            live_run = held is not None and now_ns < held.held.expires_ns
+        result = report.result
+        if live_run and report.end == End.OK and len(result) <= BLOB_THRESHOLD_BYTES:
+            assert held is not None
+            name = held.take(report.seq)
+            if name is not None:
+                if result != last:
+                    last, row = result, pack(board.completed(held.status, now_ns, result))
+                put(statuses + pack_int(report.seq), row)
+                answers.append(Answer.COMMITTED)
+                finished.setdefault(name, []).append(report.seq)
+                tasks.append(report.seq)
+                leases.append(lease)
+                results.append(result)
+                continue
+        if not fetched:
+            _fetch(decision, reports[index:])
+            fetched = True
         packed_seq = pack_int(report.seq)
-        row = get(statuses + packed_seq)
-        if row is None or (not 0 < report.lease <= leases_given and generation == txn.generation):
+        was = decision.status(packed_seq)
+        if was is FRESH or (not 0 < report.lease <= leases_given and current):
             # Never granted, or collected since: nothing is known of such a lease.
-            known = row is not None or get(keys.bodies + packed_seq) is not None
-            late = known and generation != txn.generation
-            answers.append(Answer.CANCELLED if late else Answer.REJECTED)
+            known = was is not FRESH or get(keys.bodies + packed_seq) is not None
+            answers.append(Answer.REJECTED if current or not known else Answer.CANCELLED)
             continue
-        was = decode_status(row)
-        if generation != txn.generation or not live(was, report.lease, now_ns):
+        if not current or not live(was, report.lease, now_ns):
             again = (
                 report.end == End.OK
                 and was.state == State.COMPLETED
                 and was.lease == report.lease
-                and generation == txn.generation
+                and current
             )
             if not again:
                 decision.log.say(Cancelled(report.seq, report.lease, worker))
             answers.append(Answer.COMMITTED if again else Answer.CANCELLED)
             continue
-        if len(report.result) > MESSAGE_BYTES_MAX or report.end not in _ENDS:
+        if len(result) > MESSAGE_BYTES_MAX or report.end not in _ENDS:
             answers.append(Answer.REJECTED)
             continue
         answers.append(Answer.COMMITTED)
-        body_row = get(keys.bodies + packed_seq)
-        if body_row is None:
-            raise missing(packed_seq)
-        body = decode_body(body_row)
-        spec = spec_of(txn, keys, body.spec)
-        decision.unlease(body, spec)
+        body, spec = decision.known(packed_seq)
+        decision.unlease(spec, body.limit)
         if report.end != End.OK:
             _fail(decision, report, packed_seq, body, spec, was)
             continue
-        result, blob = report.result, b""
+        blob = b""
         if len(result) > BLOB_THRESHOLD_BYTES:
             result, blob = b"", blobs.put(txn, result)
-        put(statuses + packed_seq, pack(board.completed(was, now_ns, result, blob)))
+        decision.write(packed_seq, board.completed(was, now_ns, result, blob))
         decision.ended(report.seq, spec, "completed", awaited=was.awaited)
         tasks.append(report.seq)
         leases.append(report.lease)
         results.append(report.result)
+    for name, seqs in finished.items():
+        spec = spec_of(txn, keys, name)
+        decision.unlease(spec, count=len(seqs))
+        decision.end_all(seqs, spec, "completed")
     if tasks:
         decision.log.say(Completed(tasks, leases, digest_of(results)))
     return answers
+
+
+def _fetch(decision: Decision, reports: list[Report]) -> None:
+    """Rows of tasks that are not in runs, at once."""
+    keys, leases = decision.keys, decision.leases
+    decision.txn.prefetch(
+        prefix + pack_int(one.seq)
+        for one in reports
+        if leases.get(one.lease) is None
+        for prefix in (keys.statuses, keys.bodies)
+    )
 
 
 def _fail(
@@ -185,7 +218,7 @@ def _fail(
     final = end == End.REFUSED or (counts == "failure" and failures >= spec.attempts)
     not_before_ns = 0
     if counts and not final:
-        tries = failures + was.expiries + (counts == "expiry")
+        tries = failures if counts == "failure" else was.expiries + 1
         backoff = Backoff(spec.backoff_ns, 2.0, spec.backoff_ns_max)
         not_before_ns = now_ns + max(backoff.delay_ns(tries, spread(report.seq, tries)), 1)
     decision.log.say(Failed(report.seq, report.lease, reason, error, counts, final, not_before_ns))

@@ -30,7 +30,6 @@ from holdfast.tasks.rows import (
     Keys,
     Spec,
     Status,
-    is_suspect,
     lane,
     missing,
     pack,
@@ -38,6 +37,7 @@ from holdfast.tasks.rows import (
     put_spec,
     seq_of,
 )
+from holdfast.tasks.runs import run_row
 
 AFTER_MAX = 1_000
 
@@ -84,11 +84,7 @@ def submit_all(
     keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
     names = [put_spec(txn, keys, spec) for spec in specs]
     # The usual task is ready at once: its queue, its priority, and nothing else to look at.
-    alone = [is_suspect(spec, FRESH) for spec in specs]
-    lanes = [
-        (keys.suspects if by_itself else keys.ready) + lane(spec.queue, spec.kind, spec.priority)
-        for spec, by_itself in zip(specs, alone, strict=True)
-    ]
+    lanes = [keys.ready + lane(spec.queue, spec.kind, spec.priority) for spec in specs]
     put, bodies = txn.put, keys.bodies
     seq = last = txn.count(keys.seq)
     seqs: list[int] = []
@@ -96,6 +92,8 @@ def submit_all(
     rows: list[bytes] = []
     stillborn: list[tuple[int, Spec]] = []
     plain = [0] * len(specs)
+    # The run that is being made: its spec, its first and its last.
+    run_at, first, end = 0, 0, -1
     for at, one in zip(spec_of_each, new, strict=True):
         args, blob = one.args, b""
         if len(args) > BLOB_THRESHOLD_BYTES:
@@ -107,12 +105,20 @@ def submit_all(
             packed_seq = pack_int(seq)
             row = pack(Body(names[at], args, now_ns, generation))
             put(bodies + packed_seq, row)
-            put(lanes[at] + packed_seq, packed_seq)
+            if seq != end + 1 or at != run_at:
+                if first:
+                    put(lanes[run_at] + pack_int(first), run_row(first, end))
+                run_at, first = at, seq
+            end = seq
             plain[at] += 1
             created.append(seq)
             rows.append(row)
             seqs.append(seq)
             continue
+        if first:
+            # It may wait for one of them, which leaves the run then.
+            put(lanes[run_at] + pack_int(first), run_row(first, end))
+            first, end = 0, -1
         spec = specs[at]
         found = _keyed(decision, one, names[at], spec)
         if found:
@@ -154,9 +160,11 @@ def submit_all(
         created.append(seq)
         rows.append(row)
         seqs.append(seq)
-    for spec, by_itself, count in zip(specs, alone, plain, strict=True):
+    if first:
+        put(lanes[run_at] + pack_int(first), run_row(first, end))
+    for spec, count in zip(specs, plain, strict=True):
         if count:
-            decision.tally.add(spec.queue, "suspect" if by_itself else "ready", count)
+            decision.tally.add(spec.queue, "ready", count)
             decision.wake(spec.queue)
     if created:
         txn.add(keys.seq, seq - last)

@@ -35,6 +35,7 @@ from holdfast.tasks.rows import (
     pack_int,
     seq_of,
 )
+from holdfast.tasks.runs import SEQ_END, held_between
 from holdfast.tasks.states import TABLE, State
 
 # What the log decides of a status. The rest follows from other rows: see `recount`.
@@ -217,6 +218,7 @@ def _result(txn: Txn, status: Status) -> bytes:
 
 def _compare(txn: Txn, keys: Keys, replay: Replay) -> Iterator[Difference]:
     retained = retained_tasks(txn, keys)
+    held = held_between(txn, keys, 0, SEQ_END)
     rest = dict(replay.tasks)
     for key, row in rows_of(txn, keys.bodies):
         seq = seq_of(key[len(keys.bodies) :])
@@ -229,7 +231,7 @@ def _compare(txn: Txn, keys: Keys, replay: Replay) -> Iterator[Difference]:
         if body.blob and not blobs.sound(txn, body.blob):
             yield Difference(seq, height, "arguments", "not what they were", body.blob.hex())
         kept = txn.get(keys.statuses + pack_int(seq))
-        status = FRESH if kept is None else decode_status(kept)
+        status = held.get(seq, FRESH) if kept is None else decode_status(kept)
         for field in FIELDS:
             found, expected = getattr(status, field), getattr(wanted, field)
             if found != expected:

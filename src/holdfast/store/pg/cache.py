@@ -101,6 +101,7 @@ class Cache:
         for key, value in rows:
             self._set(key, value)
         keys = [key for key, _ in rows]
+        learned = Span(lo, hi, keys)
         at = bisect_left(self._los, lo)
         if at and self._spans[at - 1].hi >= lo:
             at -= 1
@@ -114,8 +115,9 @@ class Cache:
                 keys = keys + span.keys[bisect_left(span.keys, hi) :]
                 hi = span.hi
             end += 1
-        merged = Span(lo, hi, keys)
-        self._los[at:end] = [lo]
+        # Where it does not fit with what is known around it, it is what was asked for last.
+        merged = Span(lo, hi, keys) if len(keys) <= SPAN_KEYS_MAX else learned
+        self._los[at:end] = [merged.lo]
         self._spans[at:end] = [merged]
         self._bound(merged)
         self._shrink()
