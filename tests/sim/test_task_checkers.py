@@ -173,7 +173,7 @@ WRONG: list[tuple[str, str, Tell]] = [
     ("L1", "granted beside others, and suspect", lambda s: (
         s.submit().lease().later(11).lease(alone=True, answer=first(suspect=False)))),
     ("L2", "a lease given twice", lambda s: (
-        s.submit(New(b"x"), New(b"y")).lease().lease(answer=first(lease=2)))),
+        s.submit(New(b"x"), New(b"y")).lease().lease(answer=first(lease=1)))),
     ("L4", "extended, and over", lambda s: (
         s.submit().lease().later(11).extend(Hold(1, 1), answer=lambda _: [99]))),
     ("L4", "extended by the log, and over", lambda s: (
@@ -191,7 +191,7 @@ WRONG: list[tuple[str, str, Tell]] = [
     ("L10", "it is leased, for ever", lambda s: (
         s.submit().lease().change(status(expires_ns=0)).audit())),
     ("S1", "granted, and it had ended", lambda s: (
-        s.submit(New(b"x"), New(b"y")).lease().settle(Report(1, 2))
+        s.submit(New(b"x"), New(b"y")).lease().settle(Report(1, 1))
         .lease(answer=first(seq=1, attempt=2)))),
     ("S1", "in a state that no record led to", lambda s: (
         s.submit().lease().change(status(state=3, expires_ns=0)).audit())),

@@ -5,8 +5,10 @@ The desk compares the rows with the log, and counts them again, after every step
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
+from holdfast.errors import Invalid
 from holdfast.store.api import Txn
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks import lease as leases
@@ -274,3 +276,57 @@ def test_tasks_of_different_kinds_in_one_batch_are_different_runs(desk: Desk) ->
     desk.do(tasks.submit_all, specs, [0, 0, 1, 1, 0], [New(b"%d" % n) for n in range(5)])
     assert waiting(desk) == [(3, 4), (1, 2), (5, 5)]
     assert [grant.args for grant in desk.lease()] == [b"2", b"3", b"0", b"1", b"4"]
+
+
+def test_a_long_run_that_nobody_here_knows_is_put_aside_a_bounded_number_at_a_time(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leases, "PARKED_MAX", 30)
+    desk.submit(*[b"x"] * 70, name="other")
+    desk.submit(b"y", b"z")
+    asks = 0
+    while not (grants := desk.lease(2, names=["work"])):
+        asks += 1
+        assert desk.counts().stray == 30 * asks
+    assert ([grant.seq for grant in grants], asks) == ([71, 72], 2)
+
+
+def test_a_cursor_of_another_list_is_refused(desk: Desk) -> None:
+    desk.submit(*[b"x"] * 6)
+    desk.lease(3)
+    pages = {
+        where: desk.store.read(listing.page, UNIVERSE, where, "", "", "", 1)
+        for where in ("ready", "leased")
+    }
+    for where, other in (("ready", "leased"), ("leased", "ready")):
+        with pytest.raises(Invalid, match="another list"):
+            desk.store.read(listing.page, UNIVERSE, where, "", "", pages[other].cursor, 1)
+
+
+def test_many_of_a_run_are_cancelled_in_one_go(desk: Desk) -> None:
+    """What a scan costs does not grow with what was written before it in its transaction."""
+    desk.submit(*[b"x"] * 3_000)
+    held = desk.lease(1_000)
+    assert desk.cancel(*range(1, 3_000, 2)) == [True] * 1_500
+    assert desk.settle(*done(*held[1::2])) == [Answer.COMMITTED] * 500
+    assert desk.counts() == Counts(ready=1_000, completed=500, dead=1_500)
+
+
+def test_a_release_that_knows_no_runs_stops_at_them(desk: Desk) -> None:
+    """It must not take what it does not know for a batch of leases without tasks, and delete it."""
+    desk.submit(b"a", b"b")
+    desk.lease()
+    desk.one(after=(1,))
+    [(_, row)] = desk.store.read(lambda txn: list(rows_of(txn, KEYS.expiries)))
+    before = tuple[int, str, list[int]]
+    with pytest.raises(msgspec.ValidationError):
+        msgspec.msgpack.decode(row, type=before)
+
+
+def test_one_task_from_the_front_of_a_run_has_a_status(desk: Desk) -> None:
+    """Where kinds take turns, tasks are granted one by one: a run of one would be more rows, not less."""
+    desk.submit(*[b"x"] * 3)
+    [grant] = desk.lease(1)
+    assert (of_runs(grant.lease), rows(desk, KEYS.statuses), rows(desk, KEYS.held)) == (False, 1, 0)
+    assert waiting(desk) == [(2, 3)]
+    assert desk.settle(*done(grant)) == [Answer.COMMITTED]

@@ -99,6 +99,11 @@ def _list(name: str) -> Callable[[Plain, tuple[Any, ...], bytes], None]:
     return add
 
 
+def _expiry(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
+    lease, worker, named, left = _decode(value)
+    tasks["expiries"].append([*path, [lease, worker, [*(named or []), *left]]])
+
+
 def _listed(name: str) -> Callable[[Plain, tuple[Any, ...], bytes], None]:
     def add(tasks: Plain, path: tuple[Any, ...], value: bytes) -> None:
         tasks[name].append([*path, _decode(value)])
@@ -168,7 +173,7 @@ _ROWS: dict[str, Callable[[Plain, tuple[Any, ...], bytes], None]] = {
     "d": _list("delayed"),
     "a": _list("dependents"),
     "e": _list("ended"),
-    "x": _listed("expiries"),
+    "x": _expiry,
     "k": _key,
     "r": _listed("retained"),
     "n": _set("counts", COUNTS),

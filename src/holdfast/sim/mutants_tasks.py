@@ -120,7 +120,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit(f"{_runs}:Open.at", "seq <= runs[at][1]", "seq <= runs[at][1] + 1"),
     ),
     "held: never expires": (
-        Edit(_expire, "batch.tasks if held is None else batch.tasks + held.tasks()", "batch.tasks"),
+        Edit(_expire, "batch.named if held is None else batch.named + held.tasks()", "batch.named"),
     ),
     "held: not counted when completed": (
         Edit(_settle, "decision.unlease(spec, count=len(seqs))", "pass"),

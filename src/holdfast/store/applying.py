@@ -6,7 +6,7 @@ since its snapshot. `execute` applies a request on the latest state: writes, app
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
 from typing import Protocol
@@ -17,7 +17,7 @@ from holdfast import codec
 from holdfast.config import RING_COMMITS_MAX, RING_KEYS_MAX
 from holdfast.errors import Conflict, Invalid
 from holdfast.store.api import Guard, resolve
-from holdfast.store.txn import ApplyTxn, Base, check_guard
+from holdfast.store.txn import ApplyTxn, Base, check_guard, sort_in
 
 
 class Applicable(Protocol):
@@ -149,18 +149,3 @@ class Written:
             at = bisect_left(self._sorted, lo)
             if at < len(self._sorted) and self._sorted[at] < hi:
                 raise Conflict(why="a range that was read has changed")
-
-
-def sort_in(keys: list[bytes], fresh: list[bytes]) -> None:
-    """Take fresh keys into those that are in order."""
-    if len(fresh) > _SORT_ANEW:
-        keys += fresh
-        keys.sort()
-    else:
-        for key in fresh:
-            insort(keys, key)
-    fresh.clear()
-
-
-# Above this many new keys it is cheaper to sort all than to insert each.
-_SORT_ANEW = 64

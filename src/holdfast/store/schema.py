@@ -58,9 +58,9 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     "i" <run> <n>                                input blocks
                     "o" <run> <page> <height>                    outcome chunks, by their log entry
     15 task         <u> "b" <seq>                                what a task is to do; never changes
-                    <u> "t" <seq>                                how far it is, once it was touched
+                    <u> "t" <seq>                                how far it is, once it is by itself
                     <u> "s" <hash>                               what tasks submitted alike have in common
-                    <u> "w" <queue> <kind> <-priority> <seq>     ready to be granted, in order
+                    <u> "w" <queue> <kind> <-priority> <seq>     ready to be granted, in order: it, or a run
                     <u> "y" <queue> <kind> <-priority> <seq>     on its last lease: granted by itself
                     <u> "p" <queue> <limit> …                    waiting for room under its limit
                     <u> "u" <queue> <name> …                     whoever asked knows no such task
@@ -68,6 +68,8 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "a" <seq> <seq'>                         the second waits for the first
                     <u> "e" <seq>                                ended, its dependents not told yet
                     <u> "x" <expires_ns> <lease>                 leases given together, by expiry
+                    <u> "l" <lease>                              what is leased of runs by it
+                    <u> "i" <seq>                                the lease of the run that begins here
                     <u> "k" <name> <key>                         the task that has a key
                     <u> "r" <until_ns> <seq>                     ended, kept until then
                     <u> "n" <queue>                              how many are in each place and state

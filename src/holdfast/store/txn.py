@@ -8,7 +8,9 @@ the commit itself, on the latest state, and does those at once.
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Any, Protocol, TypeVar
 
 from holdfast.config import KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -19,6 +21,8 @@ from holdfast.store.api import AnyKey, Guard, Guarded, Operation, Pending, Row
 T = TypeVar("T")
 
 COUNT_MAX = (1 << 63) - 1
+# So many writes of its own a scan goes through one by one.
+_FEW = 64
 
 
 class Base(Protocol):
@@ -33,6 +37,8 @@ class Overlay:
         self.base = base
         self.writes: dict[bytes, bytes | None] = {}
         self.topics: set[str] = set()
+        # Their keys in order, for scans: as many as were looked at by the last one.
+        self._ordered: list[bytes] = []
         # Only what is behind a network has one.
         self._prefetch: Callable[[Iterable[bytes]], None] | None = getattr(base, "prefetch", None)
 
@@ -73,7 +79,7 @@ class Overlay:
         lo, hi = packed(lo), packed(hi)
         if limit is not None and limit <= 0:
             return []
-        own = [key for key in self.writes if lo <= key < hi] if self.writes else None
+        own = self._own(lo, hi) if self.writes else None
         if not own:
             return self._range(lo, hi, limit, reverse)
         # Deletions may hide that many rows below, so as many more are fetched.
@@ -87,6 +93,17 @@ class Overlay:
                 rows[key] = value
         merged = sorted(rows.items(), reverse=reverse)
         return merged if limit is None else merged[:limit]
+
+    def _own(self, lo: bytes, hi: bytes) -> list[bytes]:
+        """The keys of a range that this transaction has written."""
+        writes, ordered = self.writes, self._ordered
+        if len(writes) <= _FEW:
+            return [key for key in writes if lo <= key < hi]
+        # A key stays where it was first written: the new ones are the last.
+        fresh = list(islice(reversed(writes), len(writes) - len(ordered)))
+        if fresh:
+            sort_in(ordered, fresh)
+        return ordered[bisect_left(ordered, lo) : bisect_left(ordered, hi)]
 
     def count(self, key: AnyKey) -> int:
         value = self.get(key)
@@ -239,6 +256,21 @@ def packed(key: AnyKey) -> bytes:
     if type(key) is tuple:
         return tuples.pack(key)
     raise Invalid(what="key", why="a key is bytes or a tuple", found=type(key).__name__)
+
+
+def sort_in(keys: list[bytes], fresh: list[bytes]) -> None:
+    """Take fresh keys into those that are in order."""
+    if len(fresh) > _SORT_ANEW:
+        keys += fresh
+        keys.sort()
+    else:
+        for key in fresh:
+            insort(keys, key)
+    fresh.clear()
+
+
+# Above this many new keys it is cheaper to sort all than to insert each.
+_SORT_ANEW = 64
 
 
 def next_seq(txn: ApplyTxn, space: bytes) -> int:

@@ -3,7 +3,9 @@
 A frame is a length (u32, big-endian) and that many bytes of msgpack.
 
     client → writer    Hello once, then ToWriter: [[request, ...], [topic, ...]]
-    writer → client    Welcome once, then ToClient: [[answer, ...], {topic: commit_no}]
+    writer → client    Welcome once, then ToClient: [[answer, ...], {topic: commit_no}, [answer, ...]]
+
+The last are foretold: what those who stand will be answered if the commit that is being made durable is.
 
 Requests and answers are plain data; nothing received is ever executed or unpickled, and an
 operation is named, not sent.
@@ -23,7 +25,7 @@ from holdfast.store.api import Operation
 from holdfast.store.engine import Answer, Request
 from holdfast.store.txn import ClientTxn
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 class Hello(msgspec.Struct, array_like=True):
@@ -51,6 +53,7 @@ class ToWriter(msgspec.Struct, array_like=True, gc=False):
 class ToClient(msgspec.Struct, array_like=True, gc=False):
     answers: list[Answer] = []
     topics: dict[str, int] = {}
+    foretold: list[Answer] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -22,6 +22,7 @@ from holdfast.tasks.rows import (
     FRESH,
     Limits,
     int_at,
+    is_plain,
     keys_of,
     limits_of,
     pack,
@@ -44,7 +45,7 @@ def cancel(txn: Txn, universe: str, seqs: list[int], reason: str = "cancelled") 
         body = decision.body(packed_seq)
         if body is None:
             raise NotFound(what="task", task=seq)
-        status = decision.status(packed_seq)
+        status = decision.status(packed_seq) if is_plain(body) else decision.resting(packed_seq)
         if status.state not in (State.WAITING, State.LEASED):
             found.append(False)
             continue
@@ -155,7 +156,7 @@ def _unpark(decision: Decision, queue: str) -> None:
         txn.delete(key)
         body, spec = decision.known(packed_seq)
         decision.tally.add(queue, "parked", -1)
-        decision.enter(packed_seq, body, spec, decision.status(packed_seq))
+        decision.enter(packed_seq, body, spec, decision.resting(packed_seq))
 
 
 @operation

@@ -11,6 +11,7 @@ from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.records import Log
 from holdfast.tasks.rows import (
+    FRESH,
     Body,
     Keys,
     Limits,
@@ -19,6 +20,7 @@ from holdfast.tasks.rows import (
     Tally,
     after_int,
     body_of,
+    decode_status,
     is_suspect,
     keys_of,
     lane,
@@ -75,6 +77,11 @@ class Decision:
         if body is None:
             raise missing(packed_seq)
         return body, spec_of(self.txn, self.keys, body.spec)
+
+    def resting(self, packed_seq: bytes) -> Status:
+        """The status of a task that waits, by itself: it is not leased, so nobody need look for that."""
+        row = self.txn.get(self.keys.statuses + packed_seq)
+        return FRESH if row is None else decode_status(row)
 
     def status(self, packed_seq: bytes) -> Status:
         return self.leases.status(packed_seq)
@@ -202,7 +209,7 @@ class Decision:
                     break
                 txn.delete(key)
                 _, own = self.known(packed_seq)
-                suspect = is_suspect(own, self.status(packed_seq))
+                suspect = is_suspect(own, self.resting(packed_seq))
                 places = keys.suspects if suspect else keys.ready
                 txn.put(places + order(own, packed_seq), packed_seq)
                 self.tally.add(queue, "stray", -1)
@@ -260,7 +267,7 @@ class Decision:
         for parked, packed_seq in txn.scan(parking, tuples.after(parking), room):
             txn.delete(parked)
             _, own = self.known(packed_seq)
-            suspect = is_suspect(own, self.status(packed_seq))
+            suspect = is_suspect(own, self.resting(packed_seq))
             places = self.keys.suspects if suspect else self.keys.ready
             txn.put(places + order(own, packed_seq), packed_seq)
             self.tally.add(queue, "parked", -1)

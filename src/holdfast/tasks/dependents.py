@@ -65,7 +65,8 @@ def release(decision: Decision, limit: int = DEPENDENTS_MAX) -> int:
 
 
 def _tell(decision: Decision, packed_seq: bytes, completed: bool) -> None:
-    status = decision.status(packed_seq)
+    # One that waits for others is in no run.
+    status = decision.resting(packed_seq)
     if status.state != State.WAITING or not status.waits:
         return  # cancelled meanwhile, or dead by another's end
     body, spec = decision.known(packed_seq)

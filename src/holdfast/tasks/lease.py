@@ -239,11 +239,8 @@ def _grant_from(
             if first == last
             for prefix in (bodies, statuses)
         )
-        if parked >= PARKED_MAX:
-            decision.wake(queue)
-            break
         for key, row, first, last in rows:
-            if begun >= limit or size >= LEASE_BYTES_MAX:
+            if begun >= limit or size >= LEASE_BYTES_MAX or parked >= PARKED_MAX:
                 break
             if first < last:
                 found = _front(txn, keys, first, min(last, first + limit - begun - 1), size)
@@ -255,6 +252,8 @@ def _grant_from(
             body, count = found[0], len(found)
             spec = spec_of(txn, keys, body.spec)
             strange = names and spec.name not in names
+            if strange:
+                count = min(last + 1 - first, PARKED_MAX - parked)
             if body.limit and not strange:
                 if not decision.begin_limited(spec, body.limit, limits.per_key):
                     decision.park(key, row, body, spec, place)
@@ -268,7 +267,7 @@ def _grant_from(
                     decision.stray(pack_int(seq), body, spec, place)
                 parked += count
                 continue
-            attempt, of_run = 1, first < last
+            attempt, of_run = 1, count > 1
             batch = batches.get((spec.lease_ns, of_run))
             if batch is None:
                 number = next_number(number, runs=of_run)
@@ -277,10 +276,11 @@ def _grant_from(
             if of_run:
                 batch.runs.append((first, first + count - 1, body.spec))
             else:
-                status_row = get(statuses + row)
+                packed_seq = pack_int(first)
+                status_row = get(statuses + packed_seq) if first == last else None
                 was = FRESH if status_row is None else decode_status(status_row)
                 after = board.granted(was, batch.lease, worker, batch.expires_ns, now_ns)
-                put(statuses + row, pack(after))
+                put(statuses + packed_seq, pack(after))
                 attempt = after.attempt
             begun += count
             for seq, body in enumerate(found, first):
@@ -303,6 +303,9 @@ def _grant_from(
                         body.generation,
                     )
                 )
+        if parked >= PARKED_MAX:
+            decision.wake(queue)
+            break
     if not begun:
         return
     decision.tally.add(queue, place, -begun)
@@ -312,7 +315,7 @@ def _grant_from(
         lease_no, expires_ns = batch.lease, batch.expires_ns
         decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))
         row_key = keys.expiries + pack_int(expires_ns) + pack_int(lease_no)
-        put(row_key, pack(Batch(lease_no, worker, [] if batch.runs else batch.tasks)))
+        put(row_key, pack(Batch(lease_no, worker, None if batch.runs else batch.tasks)))
         if batch.runs:
             # By age: they were taken by priority.
             runs = sorted(batch.runs)
@@ -377,7 +380,7 @@ def _expire(decision: Decision, limit: int) -> int:
         key, row = overdue[0]
         batch = codec.unpack_as(Batch, row)
         held = decision.leases.get(batch.lease)
-        tasks = batch.tasks if held is None else batch.tasks + held.tasks()
+        tasks = batch.named if held is None else batch.named + held.tasks()
         txn.delete(key)
         seen += len(tasks) + 1
         txn.prefetch(

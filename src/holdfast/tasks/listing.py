@@ -21,7 +21,7 @@ from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.tasks.look import TaskRow, queues, row_of
 from holdfast.tasks.rows import PLACES, Keys, counts_of, keys_of, pack_int, packed_text
-from holdfast.tasks.runs import batch_of, lane_of, members
+from holdfast.tasks.runs import Leases, batch_of, lane_of, members
 from holdfast.tasks.states import State
 
 LOOKED_MAX = 20_000
@@ -56,9 +56,10 @@ def page(
     rows: list[TaskRow] = []
     if not limit or not left:
         return Page([], "")
+    leases = Leases(txn, keys)
     walk = _walk(txn, keys, where, queue, _read_cursor(cursor))
     for looked, (at, packed_seq, lease) in enumerate(walk, 1):
-        row = row_of(txn, keys, packed_seq)
+        row = row_of(txn, keys, packed_seq, leases)
         if row is not None and _fits(row, where, queue) and lease in (0, row.status.lease):
             left -= 1
             if name in ("", row.spec.name):
@@ -118,9 +119,10 @@ def _walk(
 
 def _run_rows(txn: Txn, space: bytes, start: _Place | None) -> Iterator[tuple[bytes, bytes]]:
     """Rows of lanes; first of all the one that may name both a task and those after it."""
-    if start is not None and start.key > space:
+    rows = _rows(txn, space, start)
+    if start is not None and space <= start.key < tuples.after(space):
         yield from txn.scan(space, start.key + b"\x00", 1, True)
-    yield from _rows(txn, space, start)
+    yield from rows
 
 
 def _rows(

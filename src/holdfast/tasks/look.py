@@ -32,8 +32,8 @@ from holdfast.tasks.rows import (
     seq_of,
     spec_of,
 )
+from holdfast.tasks.runs import Leases, status_of
 from holdfast.tasks.runs import find as find_in
-from holdfast.tasks.runs import status_of
 from holdfast.tasks.states import State
 
 QUEUES_MAX = 10_000
@@ -221,10 +221,11 @@ def _offers(
 def ended_of(txn: Txn, universe: str, seqs: Iterable[int]) -> list[int]:
     """Of these tasks, those that have ended, or are not there any more."""
     keys = keys_of(universe)
+    leases = Leases(txn, keys)
     return [
         seq
         for seq in seqs
-        if status_of(txn, keys, pack_int(seq)).state not in (State.WAITING, State.LEASED)
+        if leases.status(pack_int(seq)).state not in (State.WAITING, State.LEASED)
         or body_of(txn, keys, pack_int(seq)) is None
     ]
 
@@ -238,12 +239,13 @@ def overdue_retention(txn: Txn, universe: str) -> bool:
 # -- inside ---------------------------------------------------------------------------------------
 
 
-def row_of(txn: Txn, keys: Keys, packed_seq: bytes) -> TaskRow | None:
+def row_of(txn: Txn, keys: Keys, packed_seq: bytes, leases: Leases | None = None) -> TaskRow | None:
+    """A task; whoever looks at many has the same `leases` for all."""
     body = body_of(txn, keys, packed_seq)
     if body is None:
         return None
     spec = spec_of(txn, keys, body.spec)
-    status = status_of(txn, keys, packed_seq)
+    status = (leases or Leases(txn, keys)).status(packed_seq)
     where = State(status.state).name.lower()
     if status.state == State.WAITING:
         where = _place(txn, keys, packed_seq, body, spec, status)

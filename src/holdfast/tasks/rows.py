@@ -109,6 +109,13 @@ class Status(Record, frozen=True):
 FRESH = Status()
 
 
+def is_plain(body: Body) -> bool:
+    """Whether it is like the others of its batch but for its arguments: only such are in runs."""
+    return not (
+        body.key or body.limit or body.after or body.not_before_ns or body.blob or body.redrive_of
+    )
+
+
 def is_suspect(spec: Spec, status: Status) -> bool:
     """Whether it has outlived a lease, and the next would be its last. If it kills its workers, nobody
     else shall be leased beside it then. One that has had no chance yet may be leased with others, and

@@ -13,7 +13,7 @@ task is in a run of its lane, or held in one, or has a status, or has none and i
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections.abc import Iterator
 from operator import itemgetter
 
@@ -109,12 +109,19 @@ class Held(Record, frozen=True):
 
 
 class Batch(Record, frozen=True):
-    """Leases given together: looked at when the time is up that they were first given for. Those of
-    runs are not named: see `Held`."""
+    """Leases given together: looked at when the time is up that they were first given for."""
 
     lease: int
     worker: str
-    tasks: list[int]
+    # None: a `Held` says which they are. Releases before there were runs stop at that, and do not take
+    # it for a batch without tasks.
+    tasks: list[int] | None
+    # Those that have left a run, and are still leased until then.
+    left: tuple[int, ...] = ()
+
+    @property
+    def named(self) -> list[int]:
+        return [*(self.tasks or ()), *self.left]
 
 
 def next_number(given: int, *, runs: bool) -> int:
@@ -182,7 +189,9 @@ class Leases:
         self._txn = txn
         self._keys = keys
         self._seen: dict[int, Open | None] = {}
-        self._open: list[Open] = []
+        # Where the runs of those that are open began, in order: no run reaches into the next.
+        self._firsts: list[int] = []
+        self._open: dict[int, Open] = {}
         # Tasks whose status was taken from a run here.
         self._of: dict[bytes, Open] = {}
         # Tasks with a status of their own that are to be looked at: when, by lease.
@@ -197,7 +206,9 @@ class Leases:
         found = None if row is None else Open(lease, codec.unpack_as(Held, row))
         self._seen[lease] = found
         if found is not None:
-            self._open.append(found)
+            for first in found.held.firsts:
+                insort(self._firsts, first)
+                self._open[first] = found
         return found
 
     def give(self, lease: int, held: Held) -> None:
@@ -210,7 +221,9 @@ class Leases:
     def status(self, packed_seq: bytes) -> Status:
         """What a task is; FRESH if nobody has touched it."""
         seq = seq_of(packed_seq)
-        for one in self._open:
+        near = bisect_right(self._firsts, seq) - 1
+        if near >= 0:
+            one = self._open[self._firsts[near]]
             if one.at(seq) >= 0:
                 self._of[packed_seq] = one
                 return one.status
@@ -226,7 +239,7 @@ class Leases:
 
     def leave(self, packed_seq: bytes, status: Status) -> None:
         """A task has a status of its own from now on."""
-        one = self._of.pop(packed_seq, None)
+        one = self._of.pop(packed_seq, None) if self._of else None
         if one is not None:
             seq = seq_of(packed_seq)
             one.take(seq)
@@ -240,8 +253,8 @@ class Leases:
 
     def save(self) -> None:
         txn, keys = self._txn, self._keys
-        for one in self._open:
-            if not one.changed:
+        for one in self._seen.values():
+            if one is None or not one.changed:
                 continue
             one.changed = False
             number, held = pack_int(one.lease), one.held
@@ -260,9 +273,12 @@ class Leases:
         for (at_ns, lease), (worker, seqs) in self._listed.items():
             key = keys.expiries + pack_int(at_ns) + pack_int(lease)
             row = txn.get(key)
-            if row is not None:
-                seqs = codec.unpack_as(Batch, row).tasks + seqs
-            txn.put(key, pack(Batch(lease, worker, seqs)))
+            if row is None:
+                batch = Batch(lease, worker, seqs)
+            else:
+                was = codec.unpack_as(Batch, row)
+                batch = Batch(lease, worker, was.tasks, (*was.left, *seqs))
+            txn.put(key, pack(batch))
         self._listed = {}
 
 
@@ -292,8 +308,8 @@ def batch_of(txn: Txn, keys: Keys, key: bytes, row: bytes) -> tuple[Batch, list[
     found = held_by(txn, keys, batch.lease)
     # Those that have left their run have rows of their own, at other times.
     if found is None or found.held.expires_ns != int_at(key, len(keys.expiries)):
-        return batch, sorted(batch.tasks)
-    return batch, sorted(batch.tasks + found.tasks())
+        return batch, sorted(batch.named)
+    return batch, sorted(batch.named + found.tasks())
 
 
 def held_between(txn: Txn, keys: Keys, lo: int, hi: int) -> dict[int, Status]:

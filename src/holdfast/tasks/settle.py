@@ -198,11 +198,11 @@ def _settle(decision: Decision, worker: str, generation: int, reports: list[Repo
 def _fetch(decision: Decision, reports: list[Report]) -> None:
     """Rows of tasks that are not in runs, at once."""
     keys, leases = decision.keys, decision.leases
+    single, held = (keys.statuses, keys.bodies), (keys.bodies,)
     decision.txn.prefetch(
         prefix + pack_int(one.seq)
         for one in reports
-        if leases.get(one.lease) is None
-        for prefix in (keys.statuses, keys.bodies)
+        for prefix in (single if leases.get(one.lease) is None else held if one.end else ())
     )
 
 

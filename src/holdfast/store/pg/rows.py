@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.store import tuples
 from holdfast.store.api import Row
-from holdfast.store.applying import sort_in
 from holdfast.store.pg.cache import UNKNOWN, Cache
 from holdfast.store.pg.known import Known
 from holdfast.store.pg.wire import Arrays, Asked, Connection, Counters, ask, ask_all
+from holdfast.store.txn import sort_in
 
 # A scan asks for so many times what is wanted, and some; never for more than the latter beyond it.
 AHEAD_TIMES = 4
