@@ -181,17 +181,3 @@ def test_others_get_their_answers_while_one_stands(tmp_path: Path) -> None:
             thread.join(WITHIN_S)
         assert not any(thread.is_alive() for thread in threads)
         assert standing.withdraw()
-
-
-def test_what_is_foreseen_is_what_is_answered(store: Store) -> None:
-    standing = stand(store)
-    store.transact(lambda txn: txn.put(("a",), b""))  # by now it stands
-    assert standing.foresee() is None
-    [seq] = submit(store)
-    seen = standing.foresee()
-    while not standing.answered:
-        standing.wait(["nothing"], 0, 1.0)
-        seen = standing.foresee()
-    assert [grant.seq for grant in standing.result().grants] == [seq]
-    # Where the engine is in this process there is nothing to foresee.
-    assert seen is (standing.result() if isinstance(store, LmdbStore) else None)

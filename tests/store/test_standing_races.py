@@ -19,7 +19,7 @@ from holdfast.config import COMMIT_ROWS_MAX
 from holdfast.errors import Invalid, Withdrawn
 from holdfast.sim.edits import Edit, Mutant
 from holdfast.store.api import Standing, Store, Txn
-from holdfast.store.engine import STANDS, Answer, Engine, Request
+from holdfast.store.engine import STANDS, Engine, Request
 from holdfast.store.lmdb import LmdbStore
 from holdfast.store.memory import MemoryBackend
 from holdfast.store.standers import TRIED_MAX
@@ -184,40 +184,3 @@ def test_one_that_is_called_back_in_a_batch_that_breaks_is_gone(tmp_path: Path) 
     assert told.error[0] == Withdrawn.code
     assert refused.error is not None
     assert len(engine.standers) == 0
-
-
-def test_nothing_is_foretold_that_is_not_about_to_be_made_durable() -> None:
-    backend = MemoryBackend()
-    engine = Engine(backend, SimClock())
-    told: list[list[tuple[int, int]]] = []
-    engine.foretell = lambda stood: told.append([(one.no, engine.commit_no) for one, _ in stood])
-    lease = _request(1, tasks.lease_when, "w", ["default"], 1, (1,) * len(KINDS), (), 0)
-    lease.when = [TOPIC]
-    assert engine.commit([lease]) == [STANDS]
-    engine.commit([_request(2, tasks.submit, Spec(name="t", queue="other"), [New(b"x")])])
-    assert told == []
-    before = engine.commit_no
-    engine.commit([_request(3, tasks.submit, Spec(name="t"), [New(b"x")])])
-    # Before the commit, and only of what it answers.
-    assert told == [[(1, before)]]
-    assert [request.no for request, _ in engine.stood] == [1]
-
-
-def test_what_was_foretold_and_did_not_come_true_is_not_the_answer(lmdb: LmdbStore) -> None:
-    """A commit failed after it was foretold: the next may bring something else."""
-    standing = stand(lmdb)
-    lmdb.transact(lambda txn: txn.put(("a",), b""))  # by now it stands
-    [call] = [one for one in lmdb._link._pending.values() if one.stands]
-    wrong = msgspec.Raw(codec.pack([[], True, 7]))
-    call.foretold = Answer(call.request.no, None, 1, [], [wrong])
-    assert standing.foresee().suspects
-    [seq] = lmdb.transact(submit)
-    until(lambda: standing.answered or standing.wait(["x"], 0, 0.05) < 0, "its answer")
-    found = standing.result()
-    assert [grant.seq for grant in found.grants] == [seq]
-    assert not found.suspects
-
-
-def _request(no: int, operation: Any, *args: Any) -> Request:
-    packed = msgspec.Raw(codec.pack(("main", *args)))
-    return Request(no, b"client", 0, calls=[(operation.name, packed)])

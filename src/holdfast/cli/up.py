@@ -2,7 +2,8 @@
 
 - It prints `ready <worker>` once every role has done its first round, and where it answers HTTP.
 - SIGTERM and SIGINT drain: worlds get a last snapshot, leases are given back, the process ends with
-  0. A second signal ends it at once; then leases run out by themselves.
+  0. A second signal ends it at once; then leases run out by themselves. So they do if the store is away: it
+  is waited for while tasks have time to end, then one line says what was not given back.
 - A role that failed ends the process: its error in one line, exit code 1.
 - What does not go on for `--stuck-s` ends the process with 75, so that a supervisor starts it anew.
   Its leases are lost, and counted: a world on which this happens again and again is parked, and the
@@ -25,15 +26,20 @@ from holdfast.app.runtime import ROLES, Runtime
 from holdfast.cli import EXIT_OK
 from holdfast.cli.application import app_is_usage
 from holdfast.cli.http import add_http, guard_of, serving
+from holdfast.cli.stopping import Told
 from holdfast.cli.target import add_options, is_embedded
 from holdfast.clock import SYSTEM, S
 from holdfast.config import TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
 from holdfast.ops.application import load_app
 from holdfast.ops.http.server import HttpServer
+from holdfast.roles.adapter import AdapterPool
+from holdfast.roles.orchestrator import Orchestrator
+from holdfast.roles.peers import Hasty
 from holdfast.roles.role import Service
-from holdfast.roles.task_worker import STOP_GRACE_S
+from holdfast.roles.task_worker import STOP_GRACE_S, TaskWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
+from holdfast.store.api import Store
 from holdfast.store.mapping import StoreMap, locate
 from holdfast.store.urls import shown
 
@@ -115,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
     guard = guard_of(args)
     peers = peers_of(args.peer)
     app = load_app(args.app)
-    told_to_stop = threading.Event()
+    told_to_stop = Told()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: _stop(told_to_stop))
     arm_last_resort(args.stuck_s)
@@ -129,8 +135,13 @@ def run(args: argparse.Namespace) -> int:
             if _await_first_round(runtime, told_to_stop):
                 _say_ready(args, runtime, http)
                 _say_others(args, runtime)
-            while not told_to_stop.wait(LOOK_S):
-                require_running([*runtime.roles, *([http] if http else [])])
+            try:
+                while not told_to_stop.wait(LOOK_S):
+                    require_running([*runtime.roles, *([http] if http else [])])
+            finally:
+                held = held_by(runtime.roles)
+                hasten(runtime.store, args.grace_s)
+        _say_not_given_back(runtime.store, held)
     finally:
         faulthandler.cancel_dump_traceback_later()
     _require_sound(runtime.roles)
@@ -142,7 +153,7 @@ def opened(
     app: App,
     policy: WorkerPolicy,
     peers: dict[str, str],
-    told_to_stop: threading.Event,
+    told_to_stop: Told,
 ) -> Runtime:
     """Open the store and start the roles. A server that is away is waited for: it may have restarted
     together with us."""
@@ -181,7 +192,8 @@ def policy_of(args: argparse.Namespace) -> WorkerPolicy:
     return WorkerPolicy(
         lease_ttl_s=args.lease_s,
         stuck_max=args.stuck_max,
-        heartbeat_s=min(usual.heartbeat_s, args.lease_s / 10),
+        # A worker is taken for dead after half a lease: three beats.
+        heartbeat_s=min(usual.heartbeat_s, args.lease_s / 6),
     )
 
 
@@ -213,14 +225,14 @@ def _require_sound(roles: list[Service]) -> None:
             raise RoleFailed(role=role.name, why=f"{type(error).__name__}: {error}")
 
 
-def _stop(told: threading.Event) -> None:
+def _stop(told: Told) -> None:
     """Drain; and whoever says it twice means it."""
     told.set()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
 
 
-def _await_first_round(runtime: Runtime, told_to_stop: threading.Event) -> bool:
+def _await_first_round(runtime: Runtime, told_to_stop: Told) -> bool:
     while not all(role.rounds for role in runtime.roles):
         require_running(runtime.roles)
         if told_to_stop.wait(LOOK_S):
@@ -250,6 +262,39 @@ def _say_others(args: argparse.Namespace, runtime: Runtime) -> None:
         if name != runtime.universe:
             command = f"holdfast up MODULE:APP --universe {name}"
             print(f"holdfast: not run here: {name} in {shown(url)}: {command}", file=sys.stderr)
+
+
+# -- leaving while the store is away ---------------------------------------------------------------
+
+
+def hasten(store: Store, seconds: float) -> None:
+    """A store on a server: it is not waited for any longer than this."""
+    if isinstance(store, Hasty):
+        store.stop_within(seconds)
+
+
+def held_by(roles: list[Service]) -> dict[str, int]:
+    """What these have that others wait for, by its name."""
+    held: dict[str, int] = {}
+    for role in roles:
+        if isinstance(role, WorldWorker):
+            held["worlds"] = len(role.hosted)
+        elif isinstance(role, AdapterPool):
+            held["effects"] = sum(one.under_way for one in role.runners)
+        elif isinstance(role, TaskWorker):
+            held["tasks"] = role.held
+        elif isinstance(role, Orchestrator):
+            held["authority"] = int(role.leading)
+    return {name: count for name, count in held.items() if count}
+
+
+def _say_not_given_back(store: Store, held: dict[str, int]) -> None:
+    if isinstance(store, Hasty) and store.away_since_ns:
+        what = " ".join(f"{name}={count}" for name, count in held.items()) or "nothing held"
+        text = (
+            f"not given back: {what} (the store {store.url} is away; leases run out by themselves)"
+        )
+        print(f"holdfast: {text}", file=sys.stderr, flush=True)
 
 
 # -- the watchdog --------------------------------------------------------------------------------

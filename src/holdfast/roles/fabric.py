@@ -52,6 +52,8 @@ HELD_MAX = 4 * BATCH
 BATCH_BYTES_MAX = 8 * 1024 * 1024
 # A lane's claim covers a commit in another store.
 LANE_LEASE_MS = 5_000
+# A pool has hundreds of lanes, mostly idle. Mail rings for who works it off; this is for rings that were lost.
+MAIL_IDLE_MS = 5_000
 # Lanes of one pool; each has a thread.
 LANES_MAX = 256
 LANE_BACKOFF = Backoff(max_ns=30_000_000_000)
@@ -95,7 +97,11 @@ class Fabric:
                 publish.effects(universe, FABRIC_SEND),
                 Sorting(store, universe, self._leads_to),
                 worker=f"{worker}/{FABRIC_SEND}",
-                policy=replace(certain(max_batch=BATCH), backoff=SORTING_BACKOFF),
+                policy=replace(
+                    certain(max_batch=BATCH),
+                    backoff=SORTING_BACKOFF,
+                    idle_sleep_max_ms=MAIL_IDLE_MS,
+                ),
                 clock=clock,
             ),
             *(self._lane(peer) for peer in peers or ()),
@@ -136,7 +142,11 @@ class Fabric:
             Lane(self._store, self._peers, peer, self._clock, looked_for=looked_for),
             announced=Announced(self._store, self._universe, peer, self._clock),
             worker=f"{self._worker}/{FABRIC_SEND}/{len(self._lanes)}",
-            policy=replace(certain(max_batch=BATCH), lease_ttl_ms=LANE_LEASE_MS),
+            policy=replace(
+                certain(max_batch=BATCH),
+                lease_ttl_ms=LANE_LEASE_MS,
+                idle_sleep_max_ms=MAIL_IDLE_MS,
+            ),
             clock=self._clock,
         )
 
@@ -192,7 +202,12 @@ class LaneRunner(Runner):
         self, store: Store, queue: str, lane: Lane, *, announced: Announced, **options: Any
     ) -> None:
         super().__init__(store, queue, lane, throttle=lane, **options)
+        self._lane = lane
         self._announced = announced
+
+    def request_stop(self) -> None:
+        super().request_stop()
+        self._lane.hasten(self.policy.stop_grace_ms / 1000)
 
     def tick(self) -> Tick:
         tick = super().tick()
@@ -237,6 +252,10 @@ class Lane:
         if found.status == fabric.FULL:
             raise Overloaded(universe=self._universe, world_id=found.dest_world, retry_after_s=1.0)
         work.join(outbox.conclude, codec.unpack_as(Intent, work.payload), found)
+
+    def hasten(self, seconds: float) -> None:
+        """Wait no longer than this for a store that is away."""
+        self._peers.stop_within(seconds)
 
     # -- the throttle --------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, Held
 from holdfast.roles.role import Role
 from holdfast.store import blobs
-from holdfast.store.api import Pending, Store, Txn, operation
+from holdfast.store.api import Pending, Store, Txn, glance, operation
 from holdfast.world import catalog, publish
 
 # Worlds that one tick places or moves at most.
@@ -130,8 +130,8 @@ class Orchestrator(Role):
 
     def _place(self) -> bool:
         """Assign worlds that have work and no worker."""
-        waiting: list[str] = self.store.read(
-            catalog.hints, self.universe, catalog.NOBODY, PLACED_PER_TICK
+        waiting: list[str] = glance(
+            self.store, catalog.hints, self.universe, catalog.NOBODY, PLACED_PER_TICK
         )
         able = self._able()
         if not waiting or not able:
@@ -157,7 +157,7 @@ class Orchestrator(Role):
         if not able:
             return False
         left = PLACED_PER_TICK
-        for gone in self.store.read(self._unable):
+        for gone in glance(self.store, self._unable):
             after: str | None = ""
             while after is not None:
                 after, movable = self.store.read(self._movable, gone.worker, after)
@@ -217,7 +217,7 @@ class Orchestrator(Role):
         return collect(txn, scopes, DEDUPE_RETENTION_NS, BLOB_GRACE_NS, PLACED_PER_TICK)
 
     def _able(self) -> list[str]:
-        live: list[workers.WorkerRecord] = self.store.read(self._live)
+        live: list[workers.WorkerRecord] = glance(self.store, self._live)
         return [one.worker for one in live if not one.draining and "world" in one.roles]
 
     def _unable(self, txn: Txn) -> list[workers.WorkerRecord]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from typing import Protocol, runtime_checkable
 
 from holdfast import store as stores
 from holdfast.errors import HoldfastError, StoreError
@@ -23,6 +24,15 @@ class Unreachable(HoldfastError):
 
 def open_existing(url: str) -> Store:
     return stores.open(url, bootstrap=False)
+
+
+@runtime_checkable
+class Hasty(Protocol):
+    """A store whose server may be away."""
+
+    @property
+    def away_since_ns(self) -> int: ...
+    def stop_within(self, seconds: float) -> None: ...
 
 
 # Raises if a universe does not live in a store that it is said to be in.
@@ -78,6 +88,12 @@ class Peers:
                 return
             del self._opened[where]
         store.close()
+
+    def stop_within(self, seconds: float) -> None:
+        """This process stops: after so long no server that is away is waited for."""
+        for store in list(self._opened.values()):
+            if isinstance(store, Hasty):
+                store.stop_within(seconds)
 
     def close(self) -> None:
         self._closed = True

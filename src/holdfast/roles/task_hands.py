@@ -39,9 +39,6 @@ class Hands:
         ring: Callable[[], None],
         clock: Clock,
     ) -> None:
-        def began(run: TaskRun) -> None:
-            return
-
         self._crews: dict[int, Crew] = {}
         self._clock = clock
         # Kinds whose work had to be given back unbegun.
@@ -50,13 +47,14 @@ class Hands:
         self._closing = False
         self._children = Children()
         self._loop: asyncio.AbstractEventLoop | None = None
-        kinds = {kind_of(code) for code in codes.values()}
+        self._kinds = {name: kind_of(code) for name, code in codes.items()}
+        kinds = set(self._kinds.values())
         if THREAD in kinds:
             self._crews[THREAD] = Threads(
                 concurrency,
-                lambda run: attempt(run, clock),
+                attempt,
                 name="holdfast-task",
-                began=began,
+                began=None,
                 done=ring,
                 clock=clock,
                 ahead_max=AHEAD_MAX,
@@ -66,7 +64,7 @@ class Hands:
                 processes,
                 lambda run: self._children.attempt(run, clock),
                 name="holdfast-task-process",
-                began=began,
+                began=None,
                 done=ring,
                 clock=clock,
                 ahead_max=AHEAD_MAX,
@@ -81,7 +79,7 @@ class Hands:
                 COROUTINES,
                 lambda run: attempt_async(run, clock),
                 self._loop,
-                began=began,
+                began=None,
                 done=ring,
                 clock=clock,
                 ahead_max=AHEAD_MAX,
@@ -157,14 +155,28 @@ class Hands:
         return HAND_BACK_NS / S if self.busy else float("inf")
 
     def give(self, runs: Sequence[TaskRun]) -> None:
-        by_kind: dict[int, list[TaskRun]] = {}
-        for run in runs:
-            kind = kind_of(run.code)
+        kinds = self._kinds
+        for kind, crew in self._crews.items():
+            if len(self._crews) == 1:
+                given = runs
+            else:
+                given = [run for run in runs if kinds[run.grant.name] == kind]
             if kind == THREAD:
-                run.lend = self._crews[kind].lend
-            by_kind.setdefault(kind, []).append(run)
-        for kind, given in by_kind.items():
-            self._crews[kind].give(given)
+                lend = crew.lend
+                for run in given:
+                    run.lend = lend
+            if given:
+                crew.give(given)
+
+    def enlist(self, run: TaskRun) -> Callable[[], None] | None:
+        """What the caller is to do to run it in its own thread, if it is one for a thread, and the others
+        have nothing to do."""
+        crew = self._crews.get(THREAD)
+        if crew is None or self._kinds[run.grant.name] != THREAD or self.busy or not crew.free:
+            return None
+        assert isinstance(crew, Threads)
+        run.lend = crew.lend
+        return crew.enlist(run)
 
     def collect(self) -> list[Ended]:
         found: list[Ended] = []

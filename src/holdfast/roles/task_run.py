@@ -52,22 +52,28 @@ class TaskRun:
         "said", "taken_ns", "token",
     )  # fmt: skip
 
-    def __init__(self, grant: Grant, code: TaskCode, taken_ns: int = 0) -> None:
+    def __init__(
+        self,
+        grant: Grant,
+        code: TaskCode,
+        taken_ns: int = 0,
+        renew_ns: int = 0,
+        now: Callable[[], int] | None = None,
+    ) -> None:
         self.grant = grant
         self.code = code
         self.token = (grant.seq, grant.lease)
         self.taken_ns = taken_ns
         self.began_ns = 0
-        self.dropped = False
         # By store time: when the lease runs out, and when to ask for more.
         self.expires_ns = grant.expires_ns
-        self.renew_ns = grant.expires_ns - grant.lease_ns + grant.lease_ns // 3
-        self.progressed = False
+        self.renew_ns = renew_ns
+        # Store time, as far as it is known here: it goes on while the store is away.
+        self.now = now
+        self.dropped = self.progressed = False
         self.said: bytes | None = None
         # Gives the worker another hand while this one waits for other tasks.
         self.lend: Callable[[int], None] | None = None
-        # Store time, as far as it is known here: it goes on while the store is away.
-        self.now: Callable[[], int] | None = None
 
     def begin(self, now_ns: int, clock: Clock) -> None:
         self.began_ns = now_ns
@@ -139,19 +145,26 @@ def waiting() -> Iterator[None]:
             lend(-1)
 
 
+# A member of an enum takes longer to look up than a result to pack.
+_OK = int(End.OK)
+
+
 class Ended(msgspec.Struct):
     """How an attempt ended, ready to be reported."""
 
-    run: TaskRun
+    work: TaskRun
     report: Report
-    latency_ns: int
+    # 0 if it was not measured.
+    latency_ns: int = 0
 
 
-def attempt(run: TaskRun, clock: Clock) -> Ended:
+def attempt(run: TaskRun, clock: Clock | None = None) -> Ended:
+    """Run it. Without a clock how long it took is left to who began it: the clock is asked less often."""
     began_ns = run.began_ns
+    code, grant = run.code, run.grant
     mark = CURRENT.set(run)
     try:
-        report = done(run, run.code.dump(run.code.invoke(run.grant.args)))
+        report = done(grant, code.dump(code.invoke(grant.args)))
     except Exception as error:
         report = failed(run, error)
     except BaseException as error:
@@ -159,7 +172,7 @@ def attempt(run: TaskRun, clock: Clock) -> Ended:
         report = failed(run, _exited(error))
     finally:
         CURRENT.reset(mark)
-    return Ended(run, report, clock.mono_ns() - began_ns)
+    return Ended(run, report, 0 if clock is None else clock.mono_ns() - began_ns)
 
 
 async def attempt_async(run: TaskRun, clock: Clock) -> Ended:
@@ -168,7 +181,7 @@ async def attempt_async(run: TaskRun, clock: Clock) -> Ended:
     CURRENT.set(run)
     try:
         answer: Awaitable[Any] = run.code.invoke(run.grant.args)
-        report = done(run, run.code.dump(await answer))
+        report = done(run.grant, run.code.dump(await answer))
     except Exception as error:
         report = failed(run, error)
     except BaseException as error:
@@ -182,10 +195,10 @@ def ended_by(run: TaskRun, error: Exception, latency_ns: int) -> Ended:
     return Ended(run, failed(run, error), latency_ns)
 
 
-def done(run: TaskRun, result: bytes) -> Report:
+def done(grant: Grant, result: bytes) -> Report:
     if len(result) > MESSAGE_BYTES_MAX:
         raise BadTaskResult(bytes=len(result), bytes_max=MESSAGE_BYTES_MAX)
-    return Report(run.grant.seq, run.grant.lease, End.OK, result)
+    return Report(grant.seq, grant.lease, _OK, result)
 
 
 def failed(run: TaskRun, error: Exception) -> Report:

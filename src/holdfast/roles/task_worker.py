@@ -28,6 +28,7 @@ from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import SETTLED_BYTES_MAX
 from holdfast.durable.bounds import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
+from holdfast.roles.relay import Own, Relay
 from holdfast.roles.task_hands import Hands
 from holdfast.roles.task_run import (
     TaskCode,
@@ -146,13 +147,23 @@ class TaskWorker:
         self._sleeping = False
         self._checkpointing: threading.Thread | None = None
         self._bell: Bell | None = None
+        self._relay = Relay(self._lead, "holdfast-task")
+        self._since = 0
+        # What our thread is to do itself, and the grant it came with.
+        self._own: Own | None = None
+        self._own_leased: Leased | None = None
         self._thread: threading.Thread | None = None
 
     # -- life ------------------------------------------------------------------------------------
 
     @property
     def running(self) -> bool:
-        return self._thread is not None and self._thread.is_alive()
+        return self._thread is not None and not self._relay.over.is_set()
+
+    @property
+    def held(self) -> int:
+        """How many tasks it has leased."""
+        return len(self._held)
 
     def start(self) -> None:
         self._thread = threading.Thread(target=self.run, name="holdfast-task", daemon=True)
@@ -170,19 +181,31 @@ class TaskWorker:
 
     def join(self, timeout_s: float | None = None) -> None:
         if self._thread is not None:
-            self._thread.join(timeout_s)
+            self._relay.over.wait(timeout_s)
 
     def run(self) -> None:
-        since = 0
         self._bell = Bell(self.store, self._topics, name=self.worker)
+        self._relay.run()
+
+    def _lead(self) -> Own | None:
+        """The loop. It may leave its thread with a task that has just come, and go on in another."""
+        assert self._bell is not None
         try:
+            if self._own_leased is not None:
+                leased, self._own_leased = self._own_leased, None
+                self._breathe()
+                self._taken(leased, *self._asked)
+                self.wake()
             while not self._stopping.is_set():
                 if self._standing is None:
-                    since = self.store.wait(self._topics, since, 0.0)
+                    self._since = self.store.wait(self._topics, self._since, 0.0)
                 more = self.step()
                 self.rounds += 1
+                if self._own is not None:
+                    own, self._own = self._own, None
+                    return own
                 if not more and not self._stopping.is_set():
-                    since = self._sleep(since)
+                    self._since = self._sleep(self._since)
             self._leave()
         except StoreClosed:
             pass
@@ -190,9 +213,9 @@ class TaskWorker:
             # What could not be given back, because the store is away, runs out by itself.
             if not (self._stopping.is_set() and _passing(error)):
                 self.failure = error
-        finally:
-            self._bell.close()
-            self._hands.close()
+        self._bell.close()
+        self._hands.close()
+        return None
 
     def wake(self) -> None:
         """Look for tasks in the next step: some may have come, or come due."""
@@ -247,16 +270,27 @@ class TaskWorker:
         self.wake()
         if standing is not None and not standing.withdraw():
             leased = standing.result()
-            self._give(leased)
-            if self._bell is not None and leased.grants:
-                # They begin with the interpreter to themselves: who was idle has nothing better to do.
-                self._sleeping = True
-                if not self._hands.finished:
-                    self._bell.rest(BREATH_S)
-                self._sleeping = False
+            runs = self._runs(leased)
+            self._hold(runs)
+            if len(runs) == 1 and self._relay.ready and not self._stopping.is_set():
+                self._own = self._hands.enlist(runs[0])
+                if self._own is not None:
+                    self._own_leased = leased
+                    return
+            if runs:
+                self._hands.give(runs)
+                self._breathe()
             self._taken(leased, *self._asked)
             # It may have rung for something else meanwhile.
             self.wake()
+
+    def _breathe(self) -> None:
+        """Let others begin with the interpreter to themselves: who was idle has nothing better to do."""
+        if self._bell is not None:
+            self._sleeping = True
+            if not self._hands.finished:
+                self._bell.rest(BREATH_S)
+            self._sleeping = False
 
     def _ring(self) -> None:
         if self._sleeping and self._bell is not None:
@@ -306,9 +340,12 @@ class TaskWorker:
         return moved
 
     def _collect(self) -> None:
-        for ended in self._hands.collect():
-            if self._held.pop(ended.run.token, None) is not None:
-                self._reports.append(ended.report)
+        ended = self._hands.collect()
+        if ended:
+            let_go = self._held.pop
+            self._reports += [
+                one.report for one in ended if let_go(one.work.token, None) is not None
+            ]
         for run in self._hands.overdue():
             self._give_back(run)
 
@@ -354,8 +391,8 @@ class TaskWorker:
             self._names,
         )
         del self._reports[: len(reports)]
-        for answer in turned.answers:
-            self.counts[tasks.Answer(answer)] += 1
+        for answer in tasks.Answer:
+            self.counts[answer] += turned.answers.count(int(answer))
         self._take(turned.leased, limit, rooms)
         return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
 
@@ -415,24 +452,36 @@ class TaskWorker:
         return False
 
     def _take(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
-        self._give(leased)
+        runs = self._runs(leased)
+        if runs:
+            self._hold(runs)
+            self._hands.give(runs)
         self._taken(leased, limit, rooms)
 
-    def _give(self, leased: Leased) -> None:
-        """Let hands begin what was granted."""
-        taken_ns = self._clock.mono_ns()
+    def _runs(self, leased: Leased) -> list[TaskRun]:
+        """What was granted, as hands take it."""
+        taken_ns, now, codes = self._clock.mono_ns(), self.store.now_ns, self._codes
+        expires_ns = lease_ns = renew_ns = 0
         runs = []
         for grant in leased.grants:
-            run = TaskRun(grant, self._codes[grant.name], taken_ns)
-            run.now = self.store.now_ns
-            self._renew_ns = min(self._renew_ns, run.renew_ns) if self._held else run.renew_ns
-            self._held[run.token] = run
-            runs.append(run)
-            if grant.suspect:
-                self._lone = run
-                self._patience_ns = PATIENCE_NS
-        if runs:
-            self._hands.give(runs)
+            # Most are alike: what was granted together runs out together.
+            if grant.expires_ns != expires_ns or grant.lease_ns != lease_ns:
+                expires_ns, lease_ns = grant.expires_ns, grant.lease_ns
+                renew_ns = expires_ns - lease_ns + lease_ns // 3
+            runs.append(TaskRun(grant, codes[grant.name], taken_ns, renew_ns, now))
+        return runs
+
+    def _hold(self, runs: list[TaskRun]) -> None:
+        """From now on they are ours to run and to report."""
+        if not runs:
+            return
+        soonest_ns = min([run.renew_ns for run in runs])
+        self._renew_ns = min(self._renew_ns, soonest_ns) if self._held else soonest_ns
+        self._held.update([(run.token, run) for run in runs])
+        # A suspect comes by itself.
+        if runs[0].grant.suspect:
+            self._lone = runs[0]
+            self._patience_ns = PATIENCE_NS
 
     def _taken(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
         """What the answer says besides."""

@@ -5,8 +5,9 @@
 
 The loop gives and collects, and never waits. What is given waits in one line, and every hand takes
 the next from it: nothing waits behind a slow neighbour while a hand is free. Only as many hands are
-woken as the measured pace calls for, because waking one costs more than a quick handler; `nudge`
-wakes another when the line stands.
+woken as the measured pace calls for, because waking one costs more than a quick handler, and one is
+enough for quick handlers: more would fight for the interpreter. `nudge` wakes another when the line
+stands.
 
 A runner that tends its claims may give more than there are hands (`ahead`): what the hands will do
 within `AHEAD_NS` at their pace, so that quick handlers never wait for a commit.
@@ -45,7 +46,8 @@ WRITTEN_OFF_MAX = 100
 # How fast the pace follows: the share of the latest handler in it.
 _FOLLOW = 0.05
 
-# How an attempt ended: what `run` returned (it has a `latency_ns`), or what went right through it.
+# How an attempt ended: what `run` returned, which has its `work` and a `latency_ns` (0 if the crew is to
+# measure it), or `Crashed`.
 End = Any
 
 
@@ -61,14 +63,26 @@ class Piece(Protocol):
     def begin(self, now_ns: int, clock: Clock) -> None: ...
 
 
+class Crashed:
+    """What went right through a handler."""
+
+    __slots__ = ("error", "work")
+
+    def __init__(self, work: Any, error: BaseException) -> None:
+        self.work = work
+        self.error = error
+
+
 class Hand:
     """One of a crew; `work` is what it is at."""
 
-    __slots__ = ("task", "work", "written_off")
+    __slots__ = ("guest", "task", "work", "written_off")
 
-    def __init__(self) -> None:
+    def __init__(self, *, guest: bool = False) -> None:
         self.work: Any = None
         self.written_off = False
+        # Somebody else's thread, which has lent itself.
+        self.guest = guest
         self.task: asyncio.Task[Any] | None = None
 
 
@@ -83,7 +97,7 @@ class Crew:
         self,
         size: int,
         *,
-        began: Callable[[Any], None],
+        began: Callable[[Any], None] | None,
         done: Callable[[], None],
         clock: Clock,
         ahead_max: int = 0,
@@ -92,11 +106,14 @@ class Crew:
         self._began = began
         self._done = done
         self._clock = clock
+        self._mono_ns = clock.mono_ns
         self._ahead_max = ahead_max
         self._line: deque[Any] = deque()
-        self._finished: deque[tuple[Any, End]] = deque()
+        self._finished: list[End] = []
+        self._crashes: list[Crashed] = []
         self._held: dict[Any, Any] = {}
-        self._hands: dict[Any, Hand] = {}
+        # Those that are at something.
+        self._hands: set[Hand] = set()
         self._lock = threading.Lock()
         self._awake = 0
         self._written_off = 0
@@ -135,7 +152,7 @@ class Crew:
     @property
     def has_finished(self) -> bool:
         """Whether there is something to collect."""
-        return bool(self._finished)
+        return bool(self._finished or self._crashes)
 
     @property
     def count(self) -> int:
@@ -154,8 +171,9 @@ class Crew:
         return token in self._held
 
     def give(self, works: Sequence[Piece]) -> None:
+        held = self._held
         for work in works:
-            self._held[work.token] = work
+            held[work.token] = work
         with self._lock:
             # With nothing in line, whoever is awake is at something, and who knows for how long.
             more = 0 if self._line else 1
@@ -166,15 +184,17 @@ class Crew:
 
     def collect(self) -> list[Any]:
         """What has finished by now. A crash in a handler is raised here, before anything else."""
-        outcomes = []
-        while self._finished:
-            work, end = self._finished.popleft()
-            if self._held.pop(work.token, None) is None:
-                continue  # it was dropped
-            if isinstance(end, BaseException):
-                raise end
-            outcomes.append(end)
-        return outcomes
+        let_go = self._held.pop
+        # What is not held any more was dropped.
+        while self._crashes:
+            crash = self._crashes.pop(0)
+            if let_go(crash.work.token, None) is not None:
+                raise crash.error
+        if not self._finished:
+            return []
+        with self._lock:
+            finished, self._finished = self._finished, []
+        return [end for end in finished if let_go(end.work.token, None) is not None]
 
     def waiting(self) -> list[Any]:
         """Take back what no hand has begun."""
@@ -202,9 +222,10 @@ class Crew:
             if work in self._line:
                 self._line.remove(work)
                 return
-            hand = self._hands.pop(work.token, None)
+            hand = next((one for one in self._hands if one.work is work), None)
             if hand is None:
                 return
+            self._hands.discard(hand)
             hand.written_off = True
             self._written_off += 1
             self._awake -= 1
@@ -215,8 +236,10 @@ class Crew:
         """So many more hands, or fewer, from now on: one who waits for others' work has none free."""
         with self._lock:
             self._size += hands
+            # Whoever took something last may be the one who waits.
+            self._taker = None
         if hands > 0:
-            self._call()
+            self._call(hands)
 
     def nudge(self) -> None:
         """If the line has stood, wake another hand for it."""
@@ -236,46 +259,76 @@ class Crew:
     def _take(self, hand: Hand) -> Any:
         """The next in line; None sends the hand to sleep."""
         with self._lock:
-            if hand.written_off:
-                return None
-            now_ns = self._clock.mono_ns()
-            if not self._line or self._too_many(hand, now_ns):
-                self._awake -= 1
-                self._rests()
-                return None
-            work = hand.work = self._line.popleft()
-            self._hands[work.token] = hand
-            self._stood_ns = now_ns
-            self._taker = hand
-            work.begin(now_ns, self._clock)
-            self._began(work)
-            return work
+            return self._pick(hand, self._mono_ns())
 
     def _ended(self, hand: Hand, work: Piece, end: End) -> bool:
-        """Hand an outcome over; whether the hand is still wanted."""
+        """Hand over how it ended; whether the hand is still wanted."""
         with self._lock:
             if hand.written_off:
                 self._written_off -= 1
                 return False
             hand.work = None
-            self._hands.pop(work.token, None)
-            if not isinstance(end, BaseException):
-                was_ns = self._pace_ns or end.latency_ns
-                self._pace_ns = was_ns + _FOLLOW * (end.latency_ns - was_ns)
-        self._finished.append((work, end))
-        # Without `ahead` nobody looks in between.
-        quick = self._ahead_max and self._line and self._pace_ns <= SHARE_NS
-        if not quick or len(self._finished) >= HANDFUL:
+            self._hands.discard(hand)
+            ring = self._put(end, self._mono_ns())
+        if ring:
             self._done()
         return True
+
+    def _next(self, hand: Hand, end: End) -> Any:
+        """`_ended` and `_take` in one step, which for quick handlers is half of the work. None sends the
+        hand to sleep, or home if it was written off."""
+        with self._lock:
+            if hand.written_off:
+                self._written_off -= 1
+                return None
+            now_ns = self._mono_ns()
+            ring = self._put(end, now_ns)
+            work = self._pick(hand, now_ns)
+        if ring:
+            self._done()
+        return work
+
+    def _put(self, end: End, now_ns: int) -> bool:
+        """Put it where it is collected, under the lock; whether to ring for it."""
+        if type(end) is Crashed:
+            self._crashes.append(end)
+            return True
+        self._finished.append(end)
+        latency_ns = end.latency_ns or now_ns - end.work.began_ns
+        was_ns = self._pace_ns or latency_ns
+        self._pace_ns = pace_ns = was_ns + _FOLLOW * (latency_ns - was_ns)
+        # Without `ahead` nobody looks in between.
+        if not self._ahead_max or not self._line or pace_ns > SHARE_NS:
+            return True
+        # Of a handful one rings: whoever sleeps has seen that there was nothing before it.
+        return len(self._finished) == HANDFUL
+
+    def _pick(self, hand: Hand, now_ns: int) -> Any:
+        """Take the next in line, if the hand is to go on; under the lock."""
+        if not self._line or (self._awake > 1 and self._too_many(hand, now_ns)):
+            hand.work = None
+            self._hands.discard(hand)
+            self._awake -= 1
+            if not hand.guest:
+                self._rests()
+            return None
+        if hand.work is None:
+            self._hands.add(hand)
+        work = hand.work = self._line.popleft()
+        self._stood_ns = now_ns
+        self._taker = hand
+        work.begin(now_ns, self._clock)
+        if self._began is not None:
+            self._began(work)
+        return work
 
     def _wanted(self, more: int = 0) -> int:
         """How many hands to wake, under the lock: by the pace, one at least."""
         line = len(self._line)
         if self._ahead_max and self._pace_ns:
             wanted = max(int(line * self._pace_ns / SHARE_NS), 1, self._awake + more)
-            if self._awake and self._every_ns < self._enough_ns:
-                wanted = min(wanted, self._awake + more)
+            if self._every_ns < self._enough_ns:
+                wanted = min(wanted, max(self._awake + more, 1))
         else:
             wanted = self._awake + line
         wake = max(0, min(wanted, self._hands_left()) - self._awake)
@@ -289,13 +342,12 @@ class Crew:
         return self._pace_ns / max(self._awake, 1)
 
     def _too_many(self, hand: Hand, now_ns: int) -> bool:
-        """Whether others take so quickly what is in line that this hand is in their way. Others that
-        are at something long do not count."""
+        """Whether others that are awake take so quickly what is in line that this hand is in their way.
+        Others that are at something long do not count."""
         if not self._ahead_max or not self._pace_ns:
             return False
         return (
-            self._awake > 1
-            and self._taker not in (None, hand)
+            self._taker not in (None, hand)
             and self._every_ns < self._too_many_ns
             and now_ns - self._stood_ns < self._enough_ns
         )
@@ -332,7 +384,7 @@ class Threads(Crew):
         run: Callable[[Any], Any],
         *,
         name: str,
-        began: Callable[[Any], None],
+        began: Callable[[Any], None] | None,
         done: Callable[[], None],
         clock: Clock,
         ahead_max: int = 0,
@@ -372,17 +424,38 @@ class Threads(Crew):
                         raise
                 return
 
+    def enlist(self, work: Piece) -> Callable[[], None]:
+        """Let the caller's own thread be a hand for this one, and for what comes after it until nothing
+        does: by what is returned. It is the loop's to enlist, and somebody else is the loop then."""
+        hand = Hand(guest=True)
+        self._held[work.token] = work
+        with self._lock:
+            now_ns = self._stood_ns = self._mono_ns()
+            self._awake += 1
+            self._hands.add(hand)
+            self._taker = hand
+            hand.work = work
+            work.begin(now_ns, self._clock)
+            if self._began is not None:
+                self._began(work)
+        return lambda: self._do(hand, work)
+
+    def _do(self, hand: Hand, work: Piece | None) -> None:
+        run, next_one = self._run, self._next
+        while work is not None:
+            end: End
+            try:
+                end = run(work)
+            except BaseException as crash:
+                end = Crashed(work, crash)
+            work = next_one(hand, end)
+
     def _serve(self) -> None:
         hand = Hand()
         while not self._closed:
-            while (work := self._take(hand)) is not None:
-                end: End
-                try:
-                    end = self._run(work)
-                except BaseException as crash:
-                    end = crash
-                if not self._ended(hand, work, end):
-                    return
+            self._do(hand, self._take(hand))
+            if hand.written_off:
+                return
             if not self._closed:
                 self._bell.get()
 
@@ -403,7 +476,7 @@ class Tasks(Crew):
         run: Run,
         loop: asyncio.AbstractEventLoop,
         *,
-        began: Callable[[Any], None],
+        began: Callable[[Any], None] | None,
         done: Callable[[], None],
         clock: Clock,
         ahead_max: int = 0,
@@ -442,7 +515,8 @@ class Tasks(Crew):
         return await self._run(work)
 
     async def _serve(self, hand: Hand) -> None:
-        while (work := self._take(hand)) is not None:
+        work = self._take(hand)
+        while work is not None:
             end: End
             try:
                 # A task of its own: what one call leaves behind reaches no other.
@@ -452,12 +526,11 @@ class Tasks(Crew):
                 end = await hand.task
             except asyncio.CancelledError as crash:
                 if hand.written_off:
-                    self._ended(hand, work, crash)
+                    self._ended(hand, work, Crashed(work, crash))
                     return
                 # It cancelled itself, and nobody else is to suffer for it.
                 error = Exited(raised=type(crash).__name__)
                 end = self._failed(work, error, self._clock.mono_ns() - work.began_ns)
             except BaseException as crash:
-                end = crash
-            if not self._ended(hand, work, end):
-                return
+                end = Crashed(work, crash)
+            work = self._next(hand, end)

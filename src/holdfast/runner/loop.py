@@ -15,10 +15,10 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from holdfast.clock import MS, S
+from holdfast.clock import MS, SYSTEM, S
 from holdfast.durable.queue import topic
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.runner.bell import Bell
+from holdfast.runner.bell import LISTEN_S, Bell
 from holdfast.runner.boot import NotRunning, State
 from holdfast.runner.faults import transient
 from holdfast.runner.tick import Tick
@@ -31,6 +31,15 @@ if TYPE_CHECKING:
 PAUSE_FIRST_MS = 10
 # How long an answer that is on its way is waited for before anything else is looked at.
 AWAIT_MS = 20
+# A bell may ring because its listener has only looked up; twice within this long is for a reason.
+LOOKED_UP_NS = int(0.9 * LISTEN_S * S)
+
+
+class LoopBell(Bell):
+    @property
+    def heard(self) -> int:
+        """The last commit that it has rung for."""
+        return self._heard
 
 
 class Loop:
@@ -47,7 +56,10 @@ class Loop:
         self._topics = [topic(queue) for queue in queues]
         self._sleep = sleep
         self._running = threading.Lock()
-        self._bell: Bell | None = None
+        self._bell: LoopBell | None = None
+        # When the last pause ended: whether somebody in this process has rung since, and what was heard.
+        self._called = False
+        self._heard = 0
         self._thread: threading.Thread | None = None
         self.failure: BaseException | None = None
         self._fruitless = 0
@@ -74,6 +86,8 @@ class Loop:
         self._run()
 
     def ring(self) -> None:
+        # Before it rings: whoever is woken by it looks.
+        self._called = True
         bell = self._bell
         if bell is not None:
             bell.ring()
@@ -104,7 +118,7 @@ class Loop:
     def _run(self) -> None:
         try:
             if self._sleep is None:
-                self._bell = Bell(self._store, self._topics, name=self._runner.worker)
+                self._bell = LoopBell(self._store, self._topics, name=self._runner.worker)
             self._work()
         finally:
             self._runner.halt()
@@ -170,4 +184,18 @@ class Loop:
         if self._sleep is not None:
             self._sleep(seconds)
         elif self._bell is not None:
-            self._bell.wait(seconds)
+            self._await(self._bell, seconds)
+
+    def _await(self, bell: LoopBell, seconds: float) -> None:
+        """Sleep until it rings, or the time is up. That its listener looked up, and has heard nothing, is no
+        reason to look at the store."""
+        rung_ns, now_ns = 0, SYSTEM.mono_ns()
+        until_ns = now_ns + int(seconds * S)
+        while now_ns < until_ns:
+            bell.wait((until_ns - now_ns) / S)
+            now_ns = SYSTEM.mono_ns()
+            if self._called or bell.heard != self._heard or now_ns - rung_ns < LOOKED_UP_NS:
+                break
+            rung_ns = now_ns
+        # Before the tick: what rings from now on, also during it, ends the next pause.
+        self._called, self._heard = False, bell.heard

@@ -163,12 +163,8 @@ class Standing(Protocol):
     @property
     def answered(self) -> bool: ...
 
-    def foresee(self) -> Any | None:
-        """What it will return if the commit under way is made: to prepare for, and no more. None if that
-        is not known. If it comes true, `result` is this very object."""
-
     def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
-        """`Store.wait`, that also ends when this is answered, or there is something to `foresee`."""
+        """`Store.wait`, that also ends when this is answered."""
 
     def result(self) -> Any:
         """What it returned, once it is answered."""

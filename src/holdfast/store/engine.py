@@ -15,7 +15,7 @@ answer gets it from whoever is the writer then.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -134,8 +134,6 @@ class Engine:
         # The topics that the last call of `commit` notified.
         self.rung: set[str] = set()
         self.standers = Standers()
-        # Told what those who stood will be answered, just before that is durable.
-        self.foretell: Callable[[list[tuple[Request, Answer]]], None] | None = None
         # Requests that stood and were applied by the last call of `commit`, with their answers, and
         # those that were notified and are still to be tried.
         self.stood: list[tuple[Request, Answer]] = []
@@ -264,8 +262,6 @@ class Engine:
             if len(requests) > 1:
                 return None
             return [Answer(requests[0].no, to_wire(refused))]
-        if stood and self.foretell is not None:
-            self.foretell(stood)
         txn.commit()
         self._stale_rows = []
         self.commit_no = commit_no

@@ -61,16 +61,12 @@ def _ignore(answer: Answer) -> None:
 class Call:
     """One transaction under way."""
 
-    __slots__ = (
-        "answer", "callback", "foretold", "lock", "request", "resends", "sent_ns", "stands",
-    )  # fmt: skip
+    __slots__ = ("answer", "callback", "lock", "request", "resends", "sent_ns", "stands")
 
     def __init__(self, request: Request, callback: Callable[[Answer], None] | None = None) -> None:
         self.request = request
         self.callback = callback
         self.answer: Answer | None = None
-        # What the answer will be, if the commit that is under way is made.
-        self.foretold: Answer | None = None
         self.sent_ns = 0
         self.resends = 0
         # Nobody owes it an answer, and nobody need be waiting for one.
@@ -81,10 +77,6 @@ class Call:
     def wake(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.lock.release()
-
-    def news(self, foretold: Answer | None) -> bool:
-        """Whether it has its answer, or was told since what it will be."""
-        return self.answer is not None or self.foretold is not foretold
 
 
 class Link:
@@ -322,11 +314,6 @@ class Link:
         self._heard_ns = SYSTEM.mono_ns()
         for body in self._frames.feed(data):
             message = decode_to_client(body)
-            for answer in message.foretold:
-                call = self._pending.get(answer.no)
-                if call is not None and call.stands:
-                    call.foretold = answer
-                    call.wake()
             for answer in message.answers:
                 # It stays among those that wait until it has its answer, whatever interrupts us here.
                 call = self._pending.get(answer.no)
@@ -390,18 +377,16 @@ class Link:
     def wait(
         self, topics: Sequence[str], since: int, timeout: float, call: Call | None = None
     ) -> int:
-        """Until a topic is notified, or the time is up; or one that stands has its answer, or is told
-        what it will be."""
+        """Until a topic is notified, or the time is up; or one that stands has its answer."""
         fresh = [topic for topic in topics if topic not in self._watched]
         if fresh:
             self._watched.update(fresh)
             self._watch(fresh)
             self.flush()
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
-        foretold = None if call is None else call.foretold
         while True:
             last = self._heard(topics)
-            if call is not None and call.news(foretold):
+            if call is not None and call.answer is not None:
                 self._wake_next()
                 return since
             # Not equal, rather than greater: a restored store counts from its backup on.
@@ -411,7 +396,7 @@ class Link:
             self.check()
             if left <= 0:
                 return since
-            self._sleep(topics, last, left, call, foretold)
+            self._sleep(topics, last, left, call)
 
     def _watch(self, topics: list[str]) -> None:
         with self._sending:
@@ -423,19 +408,14 @@ class Link:
         return max(found) if len(found) == len(topics) else None
 
     def _sleep(
-        self,
-        topics: Sequence[str],
-        last: int | None,
-        timeout: float,
-        call: Call | None,
-        foretold: Answer | None,
+        self, topics: Sequence[str], last: int | None, timeout: float, call: Call | None = None
     ) -> None:
         sleeper = threading.Lock() if call is None else call.lock
         sleeper.acquire(blocking=False)
         for topic in topics:
             self._sleepers.setdefault(topic, []).append(sleeper)
         # Looked at again now that we are listed: whoever notifies looks in the other order.
-        if self._heard(topics) == last and (call is None or not call.news(foretold)):
+        if self._heard(topics) == last and (call is None or call.answer is None):
             if self._reading.take(look=True):
                 try:
                     self._read(timeout)

@@ -212,32 +212,17 @@ class LmdbStanding:
         self._call = call
         self._txn = txn
         self._result = result
-        self._foreseen: tuple[list[Any], Any] | None = None
 
     @property
     def answered(self) -> bool:
         return self._call.answer is not None
 
-    def foresee(self) -> Any | None:
-        told, txn = self._call.foretold, self._txn
-        if told is None or len(txn.calls) != 1 or self._result is not txn.results[0]:
-            return None
-        if self._foreseen is None or self._foreseen[0] is not told.results:
-            operation, _ = txn.calls[0]
-            self._foreseen = told.results, operation.decode_result(bytes(told.results[0]))
-        return self._foreseen[1]
-
     def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
         return self._link.wait(topics_of(topics), since, timeout, self._call)
 
     def result(self) -> Any:
-        answer = self._call.answer
-        assert answer is not None, "not answered yet"
-        if self._foreseen is not None and answer.error is None:
-            told, value = self._foreseen
-            if answer.results == told:
-                return value
-        fill(self._txn, answer)
+        assert self._call.answer is not None, "not answered yet"
+        fill(self._txn, self._call.answer)
         return settled(self._result)
 
     def withdraw(self) -> bool:

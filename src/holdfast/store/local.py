@@ -163,9 +163,6 @@ class LocalStanding:
     def answered(self) -> bool:
         return self.answer is not None
 
-    def foresee(self) -> None:
-        return None
-
     def wait(self, topics: Sequence[str], since: int, timeout: float) -> int:
         return self._store.wait(topics, since, timeout, self)
 

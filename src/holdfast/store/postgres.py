@@ -68,7 +68,9 @@ class PostgresStore:
         self._closed = False
         self._engine = PgEngine(self._conninfo, clock, bootstrap=bootstrap, ring=self._ring)
         engine = self._engine
-        self._topics = Topics(self._conninfo, engine.channel, engine.last, engine.client)
+        self._topics = Topics(
+            self._conninfo, engine.channel, engine.last, engine.client, engine.away.haste
+        )
         self._readers = Readers(server.parse(url, idle_s=READER_IDLE_S), self._engine.away)
         self._asking = Asking(self._readers, self._engine.refresh)
         self._aside = Aside()
@@ -192,6 +194,10 @@ class PostgresStore:
         with server.typed(self._conninfo), server.connect(self._conninfo) as connection:
             [(last, size)] = connection.execute(_SIZE).fetchall()
         return int(last), int(size)
+
+    def stop_within(self, seconds: float) -> None:
+        """Say that this process stops: after so long a server that is away, or silent, is not waited for."""
+        self._engine.away.haste.stop_within(seconds)
 
     def close(self) -> None:
         if self._closed:

@@ -114,7 +114,7 @@ class Space(IntEnum):
 
 
 SCHEMA_MAJOR = 0
-SCHEMA_MINOR = 1
+SCHEMA_MINOR = 2
 MARKER_NAME = "runner.schema.version"
 
 

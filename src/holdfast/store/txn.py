@@ -9,7 +9,7 @@ the commit itself, on the latest state, and does those at once.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 from typing import Any, Protocol, TypeVar
 
@@ -21,8 +21,6 @@ from holdfast.store.api import AnyKey, Guard, Guarded, Operation, Pending, Row
 T = TypeVar("T")
 
 COUNT_MAX = (1 << 63) - 1
-# So many writes of its own a scan goes through one by one.
-_FEW = 64
 
 
 class Base(Protocol):
@@ -79,31 +77,12 @@ class Overlay:
         lo, hi = packed(lo), packed(hi)
         if limit is not None and limit <= 0:
             return []
-        own = self._own(lo, hi) if self.writes else None
-        if not own:
-            return self._range(lo, hi, limit, reverse)
-        # Deletions may hide that many rows below, so as many more are fetched.
-        hidden = sum(1 for key in own if self.writes[key] is None)
-        rows = dict(self._range(lo, hi, None if limit is None else limit + hidden, reverse))
-        for key in own:
-            value = self.writes[key]
-            if value is None:
-                rows.pop(key, None)
-            else:
-                rows[key] = value
-        merged = sorted(rows.items(), reverse=reverse)
-        return merged if limit is None else merged[:limit]
-
-    def _own(self, lo: bytes, hi: bytes) -> list[bytes]:
-        """The keys of a range that this transaction has written."""
-        writes, ordered = self.writes, self._ordered
-        if len(writes) <= _FEW:
-            return [key for key in writes if lo <= key < hi]
-        # A key stays where it was first written: the new ones are the last.
-        fresh = list(islice(reversed(writes), len(writes) - len(ordered)))
-        if fresh:
-            sort_in(ordered, fresh)
-        return ordered[bisect_left(ordered, lo) : bisect_left(ordered, hi)]
+        writes = self.writes
+        if len(writes) > len(self._ordered):
+            # A key stays where it was first written: the new ones are the last.
+            fresh = list(islice(reversed(writes), len(writes) - len(self._ordered)))
+            sort_in(self._ordered, fresh)
+        return merged(self._range, self._ordered, writes, lo, hi, limit, reverse)
 
     def count(self, key: AnyKey) -> int:
         value = self.get(key)
@@ -256,6 +235,54 @@ def packed(key: AnyKey) -> bytes:
     if type(key) is tuple:
         return tuples.pack(key)
     raise Invalid(what="key", why="a key is bytes or a tuple", found=type(key).__name__)
+
+
+def merged(
+    fetch: Callable[[bytes, bytes, int | None, bool], list[Row]],
+    ordered: list[bytes],
+    writes: Mapping[bytes, bytes | None],
+    lo: bytes,
+    hi: bytes,
+    limit: int | None,
+    reverse: bool,
+) -> list[Row]:
+    """A scan of rows as if these writes, whose keys are in order, had been made.
+
+    It costs as much as there are rows in the answer, and writes among them that hide others.
+    """
+    first, end = bisect_left(ordered, lo), bisect_left(ordered, hi)
+    if first == end:
+        return fetch(lo, hi, limit, reverse)
+    at, stop, step = (end - 1, first - 1, -1) if reverse else (first, end, 1)
+    page = fetch(lo, hi, limit, reverse)
+    more = limit is not None and len(page) == limit
+    rows: list[Row] = []
+    i = 0
+    while limit is None or len(rows) < limit:
+        if i == len(page) and more:
+            last = page[-1][0]
+            lo, hi = (lo, last) if reverse else (last + b"\x00", hi)
+            page, i = fetch(lo, hi, limit, reverse), 0
+            more = len(page) == limit
+        if at == stop:
+            rows += page[i:] if limit is None else page[i : i + limit - len(rows)]
+            i = len(page)
+            if not more:
+                break
+            continue
+        own = ordered[at]
+        if i < len(page):
+            key = page[i][0]
+            if (key > own) if reverse else (key < own):
+                rows.append(page[i])
+                i += 1
+                continue
+            i += key == own
+        value = writes[own]
+        if value is not None:
+            rows.append((own, value))
+        at += step
+    return rows
 
 
 def sort_in(keys: list[bytes], fresh: list[bytes]) -> None:

@@ -3,9 +3,7 @@
 A frame is a length (u32, big-endian) and that many bytes of msgpack.
 
     client → writer    Hello once, then ToWriter: [[request, ...], [topic, ...]]
-    writer → client    Welcome once, then ToClient: [[answer, ...], {topic: commit_no}, [answer, ...]]
-
-The last are foretold: what those who stand will be answered if the commit that is being made durable is.
+    writer → client    Welcome once, then ToClient: [[answer, ...], {topic: commit_no}]
 
 Requests and answers are plain data; nothing received is ever executed or unpickled, and an
 operation is named, not sent.
@@ -25,7 +23,7 @@ from holdfast.store.api import Operation
 from holdfast.store.engine import Answer, Request
 from holdfast.store.txn import ClientTxn
 
-PROTOCOL = 2
+PROTOCOL = 1
 
 
 class Hello(msgspec.Struct, array_like=True):
@@ -53,7 +51,6 @@ class ToWriter(msgspec.Struct, array_like=True, gc=False):
 class ToClient(msgspec.Struct, array_like=True, gc=False):
     answers: list[Answer] = []
     topics: dict[str, int] = {}
-    foretold: list[Answer] = []
 
 
 _encoder = msgspec.msgpack.Encoder()

@@ -50,8 +50,6 @@ SOCKET = "writer.sock"
 # What most clients call first: imported in the first idle moments, not while one of them waits for it.
 _OPERATIONS = ("holdfast.tasks.coordinator", "holdfast.world.cycle")
 _MOMENT_S = 0.001
-# More is not sent twice.
-FORETOLD_BYTES_MAX = 16 * 1024
 # How often whoever waits for the lock looks.
 _LOOK_S = 0.05
 
@@ -85,7 +83,6 @@ class Writer:
         self._path = path
         self._backend = backend
         self._engine = engine
-        engine.foretell = self._foretell
         self._limits = limits
         self._selector = selectors.DefaultSelector()
         self._connections: set[Connection] = set()
@@ -187,18 +184,6 @@ class Writer:
         for connection in touched:
             if connection in self._connections:
                 self._reply(connection)
-
-    def _foretell(self, stood: list[tuple[Request, Answer]]) -> None:
-        """Let those who stood prepare for what they will be answered, while it is made durable."""
-        for request, answer in stood:
-            connection = self._standers.get((request.client, request.no))
-            if connection is None or connection.out or answer.error is not None:
-                continue
-            data = frame(encode(ToClient(foretold=[answer])))
-            if len(data) <= FORETOLD_BYTES_MAX:
-                with contextlib.suppress(OSError):
-                    connection.out += data[connection.sock.send(data) :]
-                self._watch_writable(connection)
 
     def _follow(self, connection: Connection, name: Name) -> None:
         """Keep in mind whose it is that stands, if it does."""

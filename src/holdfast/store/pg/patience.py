@@ -4,6 +4,8 @@ A server that stands still, or a network that swallows what is sent, tells nobod
 where the other side's kernel, or something in between, answers them. The library waits without a bound. So
 one thread of the process looks, every second, at the connections that somebody waits for, and shuts down the
 sockets of those that have taken too long: whoever waits there hears of it at once, as if the server had left.
+
+Whoever is about to stop has less patience (`Haste`): for a while it waits as ever, then for moments only.
 """
 
 from __future__ import annotations
@@ -20,6 +22,30 @@ import psycopg
 from holdfast.clock import SYSTEM, S
 
 LOOK_S = 1.0
+# How long an answer may take for somebody in haste: one of a server that is there comes sooner.
+HASTE_S = 4.0
+# How long a server may take to let us in then. The library takes no less.
+HASTE_CONNECT_S = 2
+
+
+class Haste:
+    """Of all connections of a store: whether its process is about to stop, and how long it still waits."""
+
+    def __init__(self) -> None:
+        # By the monotonic clock; 0: it does not stop.
+        self._until_ns = 0
+
+    def stop_within(self, seconds: float) -> None:
+        self._until_ns = SYSTEM.mono_ns() + int(seconds * S)
+
+    @property
+    def stopping(self) -> bool:
+        return self._until_ns > 0
+
+    @property
+    def over(self) -> bool:
+        """Whether a server that is away is waited for no longer."""
+        return 0 < self._until_ns <= SYSTEM.mono_ns()
 
 
 class Patient(Protocol):
@@ -29,6 +55,7 @@ class Patient(Protocol):
     asked_ns: int
     # How long an answer may take.
     patience_s: float
+    haste: Haste
     # Held while it is cut off, and when an answer is taken: a socket that is gone may be another's.
     ending: threading.Lock
 
@@ -60,7 +87,10 @@ class _Watch:
     def _end_if_late(self, connection: Patient) -> None:
         with connection.ending:
             waited_ns = SYSTEM.mono_ns() - connection.asked_ns
-            if connection.asked_ns and waited_ns > connection.patience_s * S:
+            patience_s = connection.patience_s
+            if connection.haste.over:
+                patience_s = min(patience_s, HASTE_S)
+            if connection.asked_ns and waited_ns > patience_s * S:
                 with (
                     contextlib.suppress(OSError, psycopg.Error),
                     socket.socket(fileno=os.dup(connection.fileno())) as other,

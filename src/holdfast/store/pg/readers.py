@@ -57,7 +57,7 @@ class Readers:
                     return connection
                 connection.close()
             with self._away:
-                connection = server.connect(self._conninfo)
+                connection = server.connect(self._conninfo, self._away.haste)
             connection.patience_s = server.READ_PATIENCE_S
             return connection
         except BaseException:
@@ -164,6 +164,8 @@ class Snapshot:
 
 # Of a scan that found more rows none is offered.
 SEEN_MAX = 1_000
+# Large ranges that are remembered; beyond, they are found out anew.
+LARGE_MAX = 1_000
 
 
 class Asking:
@@ -173,6 +175,8 @@ class Asking:
         """`hear` takes in what others have committed (`Session.refresh`)."""
         self._readers = readers
         self._hear = hear
+        # Ranges that had more rows than are worth keeping when they were last scanned.
+        self._large: dict[tuple[bytes, bytes], None] = {}
         self._gets = _Together(self._get_all)
         self._refreshes = _Together(self._refresh)
 
@@ -181,6 +185,14 @@ class Asking:
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
         return self._readers.ask(SCAN_BACK if reverse else SCAN, (lo, hi, limit))
+
+    def is_large(self, lo: bytes, hi: bytes) -> bool:
+        return (lo, hi) in self._large
+
+    def note_large(self, lo: bytes, hi: bytes) -> None:
+        if len(self._large) >= LARGE_MAX:
+            self._large.clear()
+        self._large[lo, hi] = None
 
     def refresh(self) -> None:
         """Know of everything that was committed before this was called."""

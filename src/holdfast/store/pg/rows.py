@@ -7,7 +7,6 @@ beyond its end: whoever scans a queue up to now scans it again a moment later, u
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 from holdfast.store import tuples
@@ -15,7 +14,7 @@ from holdfast.store.api import Row
 from holdfast.store.pg.cache import UNKNOWN, Cache
 from holdfast.store.pg.known import Known
 from holdfast.store.pg.wire import Arrays, Asked, Connection, Counters, ask, ask_all
-from holdfast.store.txn import sort_in
+from holdfast.store.txn import merged, sort_in
 
 # A scan asks for so many times what is wanted, and some; never for more than the latter beyond it.
 AHEAD_TIMES = 4
@@ -176,21 +175,7 @@ class PgTxn:
 
     def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
         sort_in(self._sorted, self._fresh)
-        own = self._sorted[bisect_left(self._sorted, lo) : bisect_left(self._sorted, hi)]
-        if not own:
-            return self._reads.scan(lo, hi, limit, reverse)
-        # Deletions may hide that many rows below, so as many more are fetched.
-        hidden = sum(1 for key in own if self.writes[key] is None)
-        more = None if limit is None else limit + hidden
-        rows: dict[bytes, bytes] = dict(self._reads.scan(lo, hi, more, reverse))
-        for key in own:
-            value = self.writes[key]
-            if value is None:
-                rows.pop(key, None)
-            else:
-                rows[key] = value
-        merged = sorted(rows.items(), reverse=reverse)
-        return merged if limit is None else merged[:limit]
+        return merged(self._reads.scan, self._sorted, self.writes, lo, hi, limit, reverse)
 
     def update(self, writes: dict[bytes, bytes | None]) -> None:
         self._fresh += [key for key in writes if key not in self.writes]

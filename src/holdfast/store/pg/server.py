@@ -23,6 +23,7 @@ from holdfast.errors import (
     StoreReadOnly,
 )
 from holdfast.store.pg import patience
+from holdfast.store.pg.patience import HASTE_CONNECT_S, Haste
 from holdfast.store.pg.wire import Connection
 from holdfast.store.urls import HIDDEN, shown
 
@@ -113,9 +114,14 @@ _DEFAULTS: dict[str, Any] = {
 }
 
 
-def connect(conninfo: str) -> Connection:
+def connect(conninfo: str, haste: Haste | None = None) -> Connection:
+    hurried: dict[str, Any] = {}
+    if haste is not None and haste.stopping:
+        hurried["connect_timeout"] = HASTE_CONNECT_S
     with typed(conninfo):
-        connection = Connection.connect(conninfo, autocommit=True, prepare_threshold=0)
+        connection = Connection.connect(conninfo, autocommit=True, prepare_threshold=0, **hurried)
+    if haste is not None:
+        connection.haste = haste
     patience.watch(connection)
     if connection.info.server_version < SERVER_MIN:
         found = connection.info.server_version
@@ -175,20 +181,28 @@ class Away:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
+        self.haste = Haste()
         self.since_ns = 0
         self._mono_ns = 0
 
     def __enter__(self) -> None:
-        return
+        if self.since_ns and self.haste.over:
+            raise Unreachable(why="it was away, and this process stops")
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.since_ns = 0
         elif issubclass(kind, Unreachable) and not self.since_ns:
-            self.since_ns, self._mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
+            self._note()
+
+    def _note(self) -> None:
+        self.since_ns, self._mono_ns = self._clock.wall_ns(), self._clock.mono_ns()
 
     def over(self, began_ns: int, seconds: float) -> bool:
-        """Whether that many seconds are over since it is away, or else since somebody began."""
+        """Whether that many seconds are over since it is away, or else since somebody began; or there is no
+        time left to wait."""
+        if self.haste.over:
+            return True
         since_ns = self._mono_ns if self.since_ns else began_ns
         return self._clock.mono_ns() - since_ns >= int(seconds * S)
 
@@ -197,6 +211,9 @@ class Away:
 
     def told(self, error: HoldfastError) -> HoldfastError:
         """The error, with this."""
+        if self.haste.over and not self.since_ns and isinstance(error, Unreachable):
+            # Nobody tries to connect any more, so nobody else would note it.
+            self._note()
         return type(error)(**(error.fields | self.fields()))
 
 

@@ -158,7 +158,7 @@ class Session:
         if self._connection is None or self._connection.closed:
             self.known.forget()
             with self.away:
-                connection = server.connect(self._conninfo)
+                connection = server.connect(self._conninfo, self.away.haste)
             try:
                 with server.typed(self._conninfo):
                     self._former = server.take_over(connection, self._former)

@@ -17,6 +17,7 @@ import msgspec
 import psycopg
 
 from holdfast.errors import HoldfastError
+from holdfast.store.pg.patience import Haste
 from holdfast.store.pg.server import connect
 from holdfast.store.pg.wire import Connection
 
@@ -26,6 +27,8 @@ TOPICS_MAX = 100_000
 LISTEN_S = 10.0
 LISTENING_S = 1.0
 JOIN_S = 5.0
+# The same while the server is away: whoever tries to reach it cannot be called back.
+JOIN_AWAY_S = 0.5
 PAUSE_S = 0.5
 # Stands for all topics.
 ALL = "*"
@@ -49,12 +52,14 @@ class Topics:
         channel: str,
         last: Callable[[Connection], int],
         client: bytes,
+        haste: Haste | None = None,
     ) -> None:
         """`last` reads the number of the last commit; `client` is this process, as it says in payloads."""
         self._client = client.hex().encode()
         self._conninfo = conninfo
         self._channel = channel
         self._last = last
+        self._haste = haste
         self._rung: dict[str, int] = {}
         self._all = 0
         self._lock = threading.Lock()
@@ -116,7 +121,7 @@ class Topics:
         self._closing.set()
         self._wakes.send(b"x")
         if self._started:
-            self._thread.join(JOIN_S)
+            self._thread.join(JOIN_S if self.hearing else JOIN_AWAY_S)
         if not self._thread.is_alive():
             self._woken.close()
             self._wakes.close()
@@ -150,7 +155,7 @@ class Topics:
     def _listen(self) -> None:
         while not self._closed:
             try:
-                with connect(self._conninfo) as connection:
+                with connect(self._conninfo, self._haste) as connection:
                     # What comes while something else is asked.
                     connection.add_notify_handler(lambda told: self._hear(told.payload.encode()))
                     connection.execute(f"LISTEN {self._channel}")

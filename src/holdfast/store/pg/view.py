@@ -15,7 +15,7 @@ from holdfast.store.pg.known import Known
 from holdfast.store.pg.readers import Asking
 from holdfast.store.pg.rows import covered, widened
 
-# A scan for more than this is a matter for a snapshot.
+# A scan that finds more than this is a matter for a snapshot.
 SCANNED_MAX = 2_000
 
 
@@ -55,10 +55,10 @@ class View:
             rows = cache.scan(lo, hi, limit, reverse)
             if rows is not None:
                 return rows
-            if limit is None or limit > SCANNED_MAX:
-                raise TooMuch
             wider = widened(cache, lo, hi, limit, reverse)
         self.asked = True
+        if limit is None or limit > SCANNED_MAX:
+            return self._scan_whole(lo, hi, reverse)
         since = self._known.commit_no
         self._known.teach_range(since, *covered(wider, self._asking.scan(*wider)))
         with cache.lock:
@@ -66,6 +66,18 @@ class View:
         if rows is None:
             # Others wrote meanwhile, or it is too large to be kept.
             rows = self._asking.scan(lo, hi, limit, reverse)
+        return rows
+
+    def _scan_whole(self, lo: bytes, hi: bytes, reverse: bool) -> list[Row]:
+        """A scan for as many as there are: mostly there are few, and then all of them are kept."""
+        if self._asking.is_large(lo, hi):
+            raise TooMuch
+        since = self._known.commit_no
+        rows = self._asking.scan(lo, hi, SCANNED_MAX + 1, reverse)
+        if len(rows) > SCANNED_MAX:
+            self._asking.note_large(lo, hi)
+            raise TooMuch
+        self._known.teach_range(since, lo, hi, rows[::-1] if reverse else rows)
         return rows
 
     def _ask(self, keys: list[bytes]) -> dict[bytes, bytes | None]:

@@ -21,6 +21,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import Int8
 
 from holdfast.clock import SYSTEM
+from holdfast.store.pg.patience import Haste
 
 T = TypeVar("T")
 Asked = tuple[str, Sequence[Any]]
@@ -72,6 +73,7 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.ending = threading.Lock()
+        self.haste = Haste()
         self.warned = Warned()
         self.add_notice_handler(self.warned.hear)
 
