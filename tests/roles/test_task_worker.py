@@ -236,6 +236,61 @@ def test_a_sleeping_worker_is_woken_by_every_task_that_comes() -> None:
         rig.until(lambda before=before: worker.rounds >= before, "that it rests")
 
 
+def test_what_comes_alone_is_run_by_the_thread_that_waited_and_holds_up_nobody() -> None:
+    gates = Gates()
+    threads: dict[int, str] = {}
+
+    @hf.task
+    def work(n: int) -> int:
+        threads[n] = threading.current_thread().name
+        gates.pass_through(n)
+        return n
+
+    with shift(work) as rig:
+        worker = rig.worker()
+        worker.start()
+        rig.until(lambda: worker.rounds > 0 and worker._standing is not None, "that it waits")
+        lone = [rig.rt.submit(work, 0)]
+        rig.until(lambda: 0 in gates.inside, "its beginning")
+        assert threads[0] == "holdfast-task"
+        # The loop goes on in another thread, which has hands for the rest.
+        gates.open(*range(1, 30))
+        others = rig.rt.submit_many(work, [(n,) for n in range(1, 20)])
+        rig.until(lambda: all_in(others, "COMPLETED"), "the others")
+        assert state(lone[0]) == "LEASED"
+        for n in range(20, 30):
+            last = rig.rt.submit(work, n)
+            rig.until(lambda last=last: state(last) == "COMPLETED", "one more")
+        gates.open(0)
+        rig.until(lambda: all_in(lone, "COMPLETED"), "the first of all")
+
+
+def test_what_runs_in_the_thread_that_waited_can_be_cancelled() -> None:
+    gates = Gates()
+    seen: list[bool] = []
+
+    @hf.task
+    def work(n: int) -> None:
+        gates.pass_through(n)
+        seen.append(hf.current_task().cancelled)
+
+    with shift(work) as rig:
+        worker = rig.worker(concurrency=1)
+        worker.start()
+        rig.until(lambda: worker._standing is not None, "that it waits")
+        lone = rig.rt.submit(work, 0)
+        rig.until(lambda: 0 in gates.inside, "its beginning")
+        lone.cancel()
+        # Its place is another's now, though it has not come back.
+        gates.open(1)
+        rig.rt.submit(work, 1)
+        rig.until(lambda: rig.counts().completed == 1, "its end")
+        gates.open(0)
+        rig.until(lambda: len(seen) == 2, "that the first comes back")
+        assert sorted(seen) == [False, True]
+        assert (rig.counts().dead, rig.counts().completed) == (1, 1)
+
+
 def test_a_worker_whose_hands_never_come_back_ends_and_says_so() -> None:
     from holdfast.runner.crew import WRITTEN_OFF_MAX
 

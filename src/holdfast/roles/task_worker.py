@@ -191,13 +191,8 @@ class TaskWorker:
         """The loop. It may leave its thread with a task that has just come, and go on in another."""
         assert self._bell is not None
         try:
-            if self._own_leased is not None:
-                leased, self._own_leased = self._own_leased, None
-                self._breathe()
-                self._taken(leased, *self._asked)
-                self.wake()
             while not self._stopping.is_set():
-                if self._standing is None:
+                if self._standing is None and self._own_leased is None:
                     self._since = self.store.wait(self._topics, self._since, 0.0)
                 more = self.step()
                 self.rounds += 1
@@ -284,6 +279,14 @@ class TaskWorker:
             # It may have rung for something else meanwhile.
             self.wake()
 
+    def _go_on(self) -> None:
+        """Another thread was the loop until now, and has begun what was granted."""
+        leased, self._own_leased = self._own_leased, None
+        assert leased is not None
+        self._breathe()
+        self._taken(leased, *self._asked)
+        self.wake()
+
     def _breathe(self) -> None:
         """Let others begin with the interpreter to themselves: who was idle has nothing better to do."""
         if self._bell is not None:
@@ -316,6 +319,8 @@ class TaskWorker:
     def step(self) -> bool:
         """Do what there is to do; whether there may be more at once."""
         try:
+            if self._own_leased is not None:
+                self._go_on()
             if self._unsure:
                 self._recover()
             if self._standing is not None and self._standing.answered:
@@ -361,6 +366,8 @@ class TaskWorker:
                 if self._due_ns is None or self.store.now_ns() < self._due_ns:
                     return False
             self._stand_down()
+            if self._own is not None:
+                return True
         limit, alone, rooms = self._wanted()
         queues = self._offering(rooms) if limit and (self._looking or self._reports) else []
         if limit and not queues:
