@@ -27,6 +27,7 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Store
 from holdfast.store.pg.readers import READERS_MAX
 from holdfast.store.pg.server import Denied
+from holdfast.store.pg.view import SCANNED_MAX
 from tests.pgcluster import Cluster, Server, binaries
 from tests.process.test_tutorial import Block, blocks_of
 from tests.processes import ROOT
@@ -34,7 +35,7 @@ from tests.processes import ROOT
 PAGE = ROOT / "docs" / "operators.md"
 BLOCK_S = 60
 DATABASE = "jobs"
-QUEUES = schema.prefix(schema.Space.QUEUE)
+MANY = schema.prefix(schema.Space.APP_STATE, "many")
 # One commits, one listens; the others read.
 CONNECTIONS_MAX = READERS_MAX + 2
 
@@ -207,11 +208,13 @@ def test_a_process_has_no_more_connections_than_the_page_says(cluster: Cluster) 
     with stores.open(url) as store:
         put(store, 1)
         store.wait("nothing", 0, 0)
+        keys = [MANY + tuples.pack_int(n) for n in range(SCANNED_MAX + 1)]
+        store.transact(lambda txn: [txn.put(key, b"") for key in keys])
 
         def read() -> None:
             def look(txn: stores.Txn) -> None:
-                # Without a limit: that takes a snapshot, which takes a connection.
-                txn.scan(QUEUES, tuples.after(QUEUES), None)
+                # Without a limit, and much: that takes a snapshot, which takes a connection.
+                assert len(txn.scan(MANY, tuples.after(MANY), None)) > SCANNED_MAX
                 gate.wait(BLOCK_S)
                 gate.wait(BLOCK_S)
 

@@ -206,7 +206,14 @@ def test_a_matching_marker_goes_on() -> None:
 @pytest.mark.spec("001", "Schema-version guard", "any other marker refuses, nothing is written")
 @pytest.mark.parametrize(
     "marker",
-    [b"RSV0\x00\x00\x02\x00", b"RSV0\x01\x00\x01\x00", b"RSV1\x00\x00\x01\x00", b"", b"RSV0"],
+    [
+        b"RSV0\x00\x00\x01\x00",
+        b"RSV0\x00\x00\x03\x00",
+        b"RSV0\x01\x00\x01\x00",
+        b"RSV1\x00\x00\x01\x00",
+        b"",
+        b"RSV0",
+    ],
 )
 def test_any_other_marker_refuses(marker: bytes) -> None:
     backend = MemoryBackend()
@@ -228,7 +235,7 @@ def test_a_missing_marker_without_bootstrap_is_not_found() -> None:
 def test_a_missing_marker_with_bootstrap_is_written() -> None:
     backend = MemoryBackend()
     Engine(backend, SimClock(), bootstrap=True)
-    assert backend.get(b"runner.schema.version") == b"RSV0\x00\x00\x01\x00"
+    assert backend.get(b"runner.schema.version") == b"RSV0\x00\x00\x02\x00"
     Engine(backend, SimClock(), bootstrap=False)
 
 
