@@ -153,7 +153,8 @@ class Writer:
     def _commit(self) -> None:
         count = self._batch_size()
         batch, self._work = self._work[:count], self._work[count:]
-        # Whoever stood is answered first: it has still to begin what it waited for.
+        # Whoever stood is answered last: a process that is woken with work to do may take the processor from
+        # us, and the others would wait for that.
         touched: dict[Connection, None] = {}
         try:
             answers = self._engine.commit([request for _, request in batch])
@@ -162,6 +163,10 @@ class Writer:
         for connection, request in batch:
             if request.when or request.withdrawn:
                 self._follow(connection, (request.client, request.no))
+        for (connection, _), answer in zip(batch, answers, strict=True):
+            if answer is not STANDS:
+                connection.answers.append(answer)
+                touched[connection] = None
         if self._engine.stood or self._engine.late:
             came = {(request.client, request.no): connection for connection, request in batch}
             for request, answer in self._engine.stood:
@@ -173,10 +178,6 @@ class Writer:
                 (came.get((request.client, request.no)) or self._step_down(request), request)
                 for request in self._engine.late
             ]
-        for (connection, _), answer in zip(batch, answers, strict=True):
-            if answer is not STANDS:
-                connection.answers.append(answer)
-                touched[connection] = None
         for topic in self._engine.rung:
             for connection in self._watchers.get(topic, ()):
                 connection.topics[topic] = self._engine.commit_no
