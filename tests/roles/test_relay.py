@@ -53,7 +53,8 @@ def test_the_lead_goes_to_and_fro_and_ends_once() -> None:
     thread.join(WITHIN_S)
     assert not thread.is_alive()
     assert len(loop.led_by) == 2_000
-    assert loop.passed == len(done)
+    # The other thread may still be at what it does itself.
+    until(lambda: loop.passed == len(done))
     assert len(set(loop.led_by)) <= 2
 
 

@@ -249,7 +249,7 @@ def test_what_comes_alone_is_run_by_the_thread_that_waited_and_holds_up_nobody()
     with shift(work) as rig:
         worker = rig.worker()
         worker.start()
-        rig.until(lambda: worker.rounds > 0 and worker._standing is not None, "that it waits")
+        rig.until(lambda: worker._standing is not None and worker._relay.ready, "that it waits")
         lone = [rig.rt.submit(work, 0)]
         rig.until(lambda: 0 in gates.inside, "its beginning")
         assert threads[0] == "holdfast-task"
@@ -277,7 +277,7 @@ def test_what_runs_in_the_thread_that_waited_can_be_cancelled() -> None:
     with shift(work) as rig:
         worker = rig.worker(concurrency=1)
         worker.start()
-        rig.until(lambda: worker._standing is not None, "that it waits")
+        rig.until(lambda: worker._standing is not None and worker._relay.ready, "that it waits")
         lone = rig.rt.submit(work, 0)
         rig.until(lambda: 0 in gates.inside, "its beginning")
         lone.cancel()
