@@ -47,6 +47,11 @@ class Bell:
         self._rung.clear()
 
     @property
+    def heard(self) -> int:
+        """The last commit that it has rung for."""
+        return self._heard
+
+    @property
     def rung(self) -> threading.Event:
         """What to set to ring it."""
         return self._rung

@@ -35,13 +35,6 @@ AWAIT_MS = 20
 LOOKED_UP_NS = int(0.9 * LISTEN_S * S)
 
 
-class LoopBell(Bell):
-    @property
-    def heard(self) -> int:
-        """The last commit that it has rung for."""
-        return self._heard
-
-
 class Loop:
     def __init__(
         self,
@@ -56,7 +49,7 @@ class Loop:
         self._topics = [topic(queue) for queue in queues]
         self._sleep = sleep
         self._running = threading.Lock()
-        self._bell: LoopBell | None = None
+        self._bell: Bell | None = None
         # When the last pause ended: whether somebody in this process has rung since, and what was heard.
         self._called = False
         self._heard = 0
@@ -118,7 +111,7 @@ class Loop:
     def _run(self) -> None:
         try:
             if self._sleep is None:
-                self._bell = LoopBell(self._store, self._topics, name=self._runner.worker)
+                self._bell = Bell(self._store, self._topics, name=self._runner.worker)
             self._work()
         finally:
             self._runner.halt()
@@ -186,7 +179,7 @@ class Loop:
         elif self._bell is not None:
             self._await(self._bell, seconds)
 
-    def _await(self, bell: LoopBell, seconds: float) -> None:
+    def _await(self, bell: Bell, seconds: float) -> None:
         """Sleep until it rings, or the time is up. That its listener looked up, and has heard nothing, is no
         reason to look at the store."""
         rung_ns, now_ns = 0, SYSTEM.mono_ns()

@@ -200,10 +200,7 @@ class Leases:
     def get(self, lease: int) -> Open | None:
         if lease in self._seen:
             return self._seen[lease]
-        if not of_runs(lease):
-            return None
-        row = self._txn.get(self._keys.held + pack_int(lease))
-        found = None if row is None else Open(lease, codec.unpack_as(Held, row))
+        found = held_by(self._txn, self._keys, lease)
         self._seen[lease] = found
         if found is not None:
             for first in found.held.firsts:
@@ -286,14 +283,7 @@ class Leases:
 
 
 def status_of(txn: Txn, keys: Keys, packed_seq: bytes) -> Status:
-    row = txn.get(keys.statuses + packed_seq)
-    if row is not None:
-        return decode_status(row)
-    lease = _lease_of(txn, keys, packed_seq)
-    found = held_by(txn, keys, lease) if lease else None
-    if found is None or found.at(seq_of(packed_seq)) < 0:
-        return FRESH
-    return found.status
+    return Leases(txn, keys).status(packed_seq)
 
 
 def held_by(txn: Txn, keys: Keys, lease: int) -> Open | None:
