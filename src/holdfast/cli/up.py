@@ -47,6 +47,8 @@ from holdfast.store.urls import shown
 EXIT_STUCK = 75
 STUCK_S = 30.0
 LOOK_S = 0.05
+# How often a process looks whether all of its roles are still there.
+WATCH_S = 0.5
 LAST_RESORT_S = 5.0
 # How long a server that is away is waited for at the start, and how often it is looked for.
 STORE_WAIT_S = 60.0
@@ -136,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
                 _say_ready(args, runtime, http)
                 _say_others(args, runtime)
             try:
-                while not told_to_stop.wait(LOOK_S):
+                while not told_to_stop.wait(WATCH_S):
                     require_running([*runtime.roles, *([http] if http else [])])
             finally:
                 held = held_by(runtime.roles)

@@ -310,12 +310,11 @@ class Engine:
         self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
     ) -> Answer:
         apply, seqs, results = execute(txn, request, now_ns, self.generation)
-        _write(
-            txn,
-            [(key, value) for key, value in apply.writes.items() if value is not None],
-            [key for key, value in apply.writes.items() if value is None],
-        )
-        written.add(apply.writes)
+        writes = apply.writes
+        puts = [(key, value) for key, value in writes.items() if value is not None]
+        deletes = [key for key, value in writes.items() if value is None]
+        _write(txn, puts, deletes)
+        written.add(writes)
         written.topics.update(apply.topics)
         return Answer(request.no, None, commit_no, seqs, results)
 
@@ -412,7 +411,7 @@ def _outcome_key(commit_no: int) -> bytes:
 
 def keepable(answer: Answer) -> Answer:
     """What a lost answer is replaced by: itself, unless that would take too much room."""
-    if sum(len(bytes(result)) for result in answer.results) <= OUTCOME_BYTES_MAX:
+    if sum([len(bytes(result)) for result in answer.results]) <= OUTCOME_BYTES_MAX:
         return answer
     told = CommitUnknown(
         txn_no=answer.no, why="it was committed, but its answer was too large to keep"

@@ -47,6 +47,7 @@ class Cursor(Protocol):
     def item(self) -> Row: ...
     def iternext(self) -> Iterator[Row]: ...
     def iterprev(self) -> Iterator[Row]: ...
+    def putmulti(self, items: Iterable[Row], /) -> object: ...
 
 
 class LmdbBackend:
@@ -182,8 +183,7 @@ class LmdbTxn:
             rows = list(rows)
             self._changes += rows
         try:
-            with self._txn.cursor() as cursor:
-                cursor.putmulti(rows)
+            self._cursor.putmulti(rows)
         except lmdb.Error as error:
             raise storage_error(error, self._path) from None
 

@@ -31,6 +31,10 @@ class Base(Protocol):
 
 
 class Overlay:
+    # Where it reads what it has not written.
+    _fetch: Callable[[bytes], bytes | None]
+    _range: Callable[[bytes, bytes, int | None, bool], list[Row]]
+
     def __init__(self, base: Base) -> None:
         self.base = base
         self.writes: dict[bytes, bytes | None] = {}
@@ -74,10 +78,13 @@ class Overlay:
     def scan(
         self, lo: AnyKey, hi: AnyKey, limit: int | None = None, reverse: bool = False
     ) -> list[Row]:
-        lo, hi = packed(lo), packed(hi)
+        if type(lo) is not bytes or type(hi) is not bytes:
+            lo, hi = packed(lo), packed(hi)
         if limit is not None and limit <= 0:
             return []
         writes = self.writes
+        if not writes:
+            return self._range(lo, hi, limit, reverse)
         if len(writes) > len(self._ordered):
             # A key stays where it was first written: the new ones are the last.
             fresh = list(islice(reversed(writes), len(writes) - len(self._ordered)))
@@ -92,12 +99,6 @@ class Overlay:
         if type(topic) is not str:
             raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
         self.topics.add(topic)
-
-    def _fetch(self, key: bytes) -> bytes | None:
-        return self.base.get(key)
-
-    def _range(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]:
-        return self.base.scan(lo, hi, limit, reverse)
 
 
 class ClientTxn(Overlay):
@@ -186,6 +187,8 @@ class ApplyTxn(Overlay):
         super().__init__(base)
         self.now_ns = now_ns
         self.generation = generation
+        self._fetch = base.get
+        self._range = base.scan
 
     def append(self, space: AnyKey, value: bytes) -> Pending[int]:
         space = packed(space)
@@ -195,7 +198,6 @@ class ApplyTxn(Overlay):
         return slot.fill(seq)
 
     def add(self, key: AnyKey, n: int) -> None:
-        key = packed(key)
         self.put(key, schema.int_bytes(self.count(key) + n))
 
     def require_live(self, lease: Guarded) -> None:

@@ -12,7 +12,6 @@ from holdfast.errors import NotYet
 from holdfast.store.api import Txn, operation
 from holdfast.tasks.decision import Decision
 from holdfast.tasks.lease import Leased, grant, next_due_ns
-from holdfast.tasks.look import offering
 
 # What comes due later than this is no news: a worker that waits looks up more often.
 SOON_NS = 5 * S
@@ -34,9 +33,6 @@ def lease_when(
     next_ns = next_due_ns(txn, universe)
     soon_ns = txn.now_ns + SOON_NS
     due = next_ns is not None and next_ns < (min(soon_ns, due_ns) if due_ns else soon_ns)
-    kinds = [kind for kind, room in enumerate(rooms) if room > 0]
-    if not due and not offering(txn, universe, queues, names, kinds):
-        raise NotYet(what="task", worker=worker)
     decision = Decision(txn, universe)
     swept = next_ns is None or next_ns > txn.now_ns
     granted = grant(decision, worker, queues, limit, False, rooms, frozenset(names), swept=swept)
