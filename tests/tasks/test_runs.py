@@ -11,8 +11,8 @@ import pytest
 from holdfast.errors import Invalid
 from holdfast.store.api import Txn
 from holdfast.tasks import coordinator as tasks
+from holdfast.tasks import giving, listing
 from holdfast.tasks import lease as leases
-from holdfast.tasks import listing
 from holdfast.tasks.coordinator import Answer, End, Grant, Hold, New, Report
 from holdfast.tasks.rows import Counts, Spec
 from holdfast.tasks.runs import Held, Open, next_number, of_runs, run_of, run_row
@@ -215,7 +215,8 @@ def test_a_run_that_nobody_here_knows_is_put_aside(desk: Desk) -> None:
 def test_a_lease_takes_no_more_of_a_run_than_fits(
     desk: Desk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leases, "LEASE_BYTES_MAX", 2_500)
+    for module in (leases, giving):
+        monkeypatch.setattr(module, "LEASE_BYTES_MAX", 2_500)
     desk.submit(*[bytes(1_000)] * 7)
     assert [grant.seq for grant in desk.lease()] == [1, 2, 3]
     assert [grant.seq for grant in desk.lease()] == [4, 5, 6]

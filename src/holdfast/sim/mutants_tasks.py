@@ -6,6 +6,8 @@ from __future__ import annotations
 from holdfast.sim.edits import Edit
 
 _grant = "tasks.lease:_grant_from"
+_shorten = "tasks.lease:_shorten"
+_give = "tasks.giving:Giving.save"
 _asked = "tasks.lease:grant"
 _expire = "tasks.lease:_expire"
 _extend = "tasks.lease:extend"
@@ -27,21 +29,21 @@ _AGAIN = Edit(_settle, "and was.lease == report.lease\n", "\n")
 
 TASKS: dict[str, tuple[Edit, ...]] = {
     # granting
-    "grant: stays in its queue": (Edit(_grant, "delete(key)", "pass"),),
+    "grant: stays in its queue": (Edit(_shorten, "txn.delete(key)", "pass"),),
     "grant: lease numbers given again": (
-        Edit(_grant, "txn.add(keys.lease, number - given)", "pass"),
+        Edit(_give, "txn.add(keys.lease, self._number - self._given)", "pass"),
     ),
     "grant: attempt not counted": (Edit("tasks.board:granted", "was.attempt + 1", "was.attempt"),),
     "grant: not logged": (
-        Edit(
-            _grant, "decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))", "pass"
-        ),
+        Edit(_give, "decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))", "pass"),
     ),
     "grant: nobody looks when its time is up": (
-        Edit(_grant, "put(row_key, pack(Batch", "len(pack(Batch"),
+        Edit(_give, "txn.put(row_key, pack(Batch", "len(pack(Batch"),
     ),
     "grant: lasts a second longer": (
-        Edit(_grant, "now_ns + spec.lease_ns", "now_ns + spec.lease_ns + 1_000_000_000"),
+        Edit(
+            "tasks.giving:Giving._batch", "now_ns + lease_ns", "now_ns + lease_ns + 1_000_000_000"
+        ),
     ),
     "grant: suspects among the others": (
         Edit(_asked, "if alone and limit:", "if limit:"),
@@ -66,10 +68,10 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit("tasks.rows:is_suspect", "spec.expiries_max - 1", "spec.expiries_max"),
     ),
     # runs
-    "run: the rest of it is lost": (Edit(_grant, "if first + count <= last:", "if False:"),),
+    "run: the rest of it is lost": (Edit(_shorten, "if first + count <= last:", "if False:"),),
     "run: the rest begins too late": (
         Edit(
-            _grant,
+            _shorten,
             "pack_int(first + count), run_row(first + count",
             "pack_int(first + count + 1), run_row(first + count + 1",
         ),
@@ -276,7 +278,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         Edit(f"{_decision}.stray", "if body.limit:", "if False:"),
     ),
     "stray: in its old place, too": (
-        Edit(_grant, "            delete(key)\n", "            strange or delete(key)\n"),
+        Edit(_grant, "_shorten(txn, key, row, first, last, count)", "pass"),
     ),
     # cancelling and redriving
     "cancel: stays where it waits": (

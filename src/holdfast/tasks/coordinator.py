@@ -18,7 +18,8 @@ REJECTED (no such task, or a lease that was never given: the worker's bug; nothi
 from __future__ import annotations
 
 from holdfast.tasks.control import cancel, limit, maintain, redrive, report_progress
-from holdfast.tasks.lease import Grant, Hold, Leased, extend, lease
+from holdfast.tasks.giving import Grant
+from holdfast.tasks.lease import Hold, Leased, extend, lease
 from holdfast.tasks.settle import Answer, End, Report, Turned, settle, turn
 from holdfast.tasks.standby import lease_when
 from holdfast.tasks.submit import CyclicDependency, New, check_spec, submit, submit_all

@@ -15,34 +15,30 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import Invalid
-from holdfast.store import blobs, tuples
-from holdfast.store.api import Txn, operation
+from holdfast.store import tuples
+from holdfast.store.api import Row, Txn, operation
 from holdfast.tasks import board, dependents
 from holdfast.tasks.decision import Decision
-from holdfast.tasks.records import Dead, Expired, Extended, Granted
+from holdfast.tasks.giving import LEASE_BYTES_MAX, Giving, Grant
+from holdfast.tasks.records import Dead, Expired, Extended
 from holdfast.tasks.rows import (
-    FRESH,
     KINDS,
     Body,
     Keys,
     Spec,
     Status,
     decode_body,
-    decode_status,
     int_at,
     keys_of,
     missing,
-    pack,
     pack_int,
     packed_text,
     spec_of,
 )
 from holdfast.tasks.runs import (
     Batch,
-    Held,
     batch_of,
     lane_of,
-    next_number,
     run_of,
     run_row,
     status_of,
@@ -52,30 +48,12 @@ from holdfast.tasks.states import State
 # Leases that one decision ends because their time is up, beyond what it was asked to grant.
 SWEEP_EXTRA = 256
 LEASE_BATCH_MAX = 1_000
-# A decision that has granted arguments of this much, or parked this many, leaves the rest to the next.
-LEASE_BYTES_MAX = 4 * 1024 * 1024
+# A decision that has parked this many leaves the rest to the next.
 PARKED_MAX = 1_000
 # A row of a lane may name many tasks: so many rows are looked at first, and bodies of a run at a time.
 ROWS_FIRST = 16
 BODIES_PAGE = 250
 EXPIRIES_EXHAUSTED = "expiries_exhausted"
-
-
-class Grant(Record, frozen=True):
-    """A task that a worker may run until `expires_ns`, and how."""
-
-    seq: int
-    lease: int
-    attempt: int
-    name: str
-    args: bytes
-    queue: str
-    lease_ns: int
-    window_ns: int
-    expires_ns: int
-    suspect: bool
-    created_ns: int
-    generation: int
 
 
 class Leased(Record, frozen=True):
@@ -213,142 +191,83 @@ def _grant_from(
     one: bool = False,
 ) -> None:
     """Grant from a lane; `one`: the first task of it, or none."""
-    txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
+    txn, keys = decision.txn, decision.keys
     limit = _room(decision, queue, limit)
     if limit <= 0:
         return
-    limits = decision.limits(queue)
+    per_key = decision.limits(queue).per_key
     place = "suspect" if suspects else "ready"
     lane = (keys.suspects if suspects else keys.ready) + packed_text(queue) + pack_int(kind)
-    bodies, statuses = keys.bodies, keys.statuses
-    get, put, delete = txn.get, txn.put, txn.delete
-    batches: dict[tuple[int, bool], _Given] = {}
-    given = number = txn.count(keys.lease)
-    begun = parked = size = 0
+    giving = Giving(decision, worker, queue, place, grants)
+    aside = 0
     start, more, asked = lane, True, min(limit, ROWS_FIRST)
-    while begun < limit and size < LEASE_BYTES_MAX and not (one and parked):
-        page = txn.scan(start, tuples.after(lane), asked) if more else []
-        if not page:
-            break
-        start, more = page[-1][0] + b"\x00", len(page) == asked
-        asked = limit - begun
-        rows = [(key, row, *run_of(row)) for key, row in page]
-        txn.prefetch(
-            prefix + row
-            for _, row, first, last in rows
-            if first == last
-            for prefix in (bodies, statuses)
-        )
-        for key, row, first, last in rows:
-            if begun >= limit or size >= LEASE_BYTES_MAX or parked >= PARKED_MAX:
+    while more and giving.room(limit) and aside < PARKED_MAX and not (one and aside):
+        page = txn.scan(start, tuples.after(lane), asked)
+        more = len(page) == asked
+        for key, row, first, last in _runs_of(txn, keys, page):
+            if not giving.room(limit) or aside >= PARKED_MAX:
                 break
-            if first < last:
-                found = _front(txn, keys, first, min(last, first + limit - begun - 1), size)
-            else:
-                body_row = get(bodies + row)
-                if body_row is None:
-                    raise missing(row)
-                found = [decode_body(body_row)]
-            body, count = found[0], len(found)
-            spec = spec_of(txn, keys, body.spec)
-            strange = names and spec.name not in names
-            if strange:
-                count = min(last + 1 - first, PARKED_MAX - parked)
-            if body.limit and not strange:
-                if not decision.begin_limited(spec, body.limit, limits.per_key):
-                    decision.park(key, row, body, spec, place)
-                    parked += 1
-                    continue
-            delete(key)
-            if first + count <= last:
-                put(lane_of(key, row) + pack_int(first + count), run_row(first + count, last))
-            if strange:
+            bodies = _front(txn, keys, row, first, last, limit - giving.count, giving.size)
+            spec = spec_of(txn, keys, bodies[0].spec)
+            if names and spec.name not in names:
+                count = min(last + 1 - first, PARKED_MAX - aside)
+                _shorten(txn, key, row, first, last, count)
                 for seq in range(first, first + count):
-                    decision.stray(pack_int(seq), body, spec, place)
-                parked += count
-                continue
-            attempt, of_run = 1, count > 1
-            batch = batches.get((spec.lease_ns, of_run))
-            if batch is None:
-                number = next_number(number, runs=of_run)
-                batch = _Given(number, now_ns + spec.lease_ns)
-                batches[spec.lease_ns, of_run] = batch
-            if of_run:
-                batch.runs.append((first, first + count - 1, body.spec))
+                    decision.stray(pack_int(seq), bodies[0], spec, place)
+                aside += count
+            elif bodies[0].limit and not decision.begin_limited(spec, bodies[0].limit, per_key):
+                decision.park(key, row, bodies[0], spec, place)
+                aside += 1
             else:
-                packed_seq = pack_int(first)
-                status_row = get(statuses + packed_seq) if first == last else None
-                was = FRESH if status_row is None else decode_status(status_row)
-                after = board.granted(was, batch.lease, worker, batch.expires_ns, now_ns)
-                put(statuses + packed_seq, pack(after))
-                attempt = after.attempt
-            begun += count
-            for seq, body in enumerate(found, first):
-                args = blobs.get(txn, body.blob) if body.blob else body.args
-                size += len(args)
-                batch.tasks.append(seq)
-                grants.append(
-                    Grant(
-                        seq,
-                        batch.lease,
-                        attempt,
-                        spec.name,
-                        args,
-                        queue,
-                        spec.lease_ns,
-                        spec.window_ns,
-                        batch.expires_ns,
-                        suspects,
-                        body.created_ns,
-                        body.generation,
-                    )
-                )
-        if parked >= PARKED_MAX:
-            decision.wake(queue)
-            break
-    if not begun:
-        return
-    decision.tally.add(queue, place, -begun)
-    decision.tally.add(queue, "leased", begun)
-    txn.add(keys.lease, number - given)
-    for batch in batches.values():
-        lease_no, expires_ns = batch.lease, batch.expires_ns
-        decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))
-        row_key = keys.expiries + pack_int(expires_ns) + pack_int(lease_no)
-        put(row_key, pack(Batch(lease_no, worker, None if batch.runs else batch.tasks)))
-        if batch.runs:
-            # By age: they were taken by priority.
-            runs = sorted(batch.runs)
-            firsts = [first for first, _, _ in runs]
-            decision.leases.give(lease_no, Held(worker, expires_ns, now_ns, runs, firsts))
+                _shorten(txn, key, row, first, last, len(bodies))
+                giving.give(first, bodies, spec, fresh=first < last)
+        if more:
+            start, asked = page[-1][0] + b"\x00", limit - giving.count
+    if aside >= PARKED_MAX:
+        decision.wake(queue)
+    giving.save()
 
 
-class _Given:
-    """Leases of equal length, given together: one number, and one row to find them by when their time is
-    up. Those of runs need no row for each."""
+def _runs_of(txn: Txn, keys: Keys, page: list[Row]) -> list[tuple[bytes, bytes, int, int]]:
+    """Rows of a lane, with the first and the last task of each. What single ones need is on its way."""
+    rows = [(key, row, *run_of(row)) for key, row in page]
+    txn.prefetch(
+        prefix + row
+        for _, row, first, last in rows
+        if first == last
+        for prefix in (keys.bodies, keys.statuses)
+    )
+    return rows
 
-    __slots__ = ("expires_ns", "lease", "runs", "tasks")
 
-    def __init__(self, lease: int, expires_ns: int) -> None:
-        self.lease = lease
-        self.expires_ns = expires_ns
-        self.tasks: list[int] = []
-        self.runs: list[tuple[int, int, bytes]] = []
+def _shorten(txn: Txn, key: bytes, row: bytes, first: int, last: int, count: int) -> None:
+    """Take the first tasks of a row of a lane out of it."""
+    txn.delete(key)
+    if first + count <= last:
+        txn.put(lane_of(key, row) + pack_int(first + count), run_row(first + count, last))
 
 
-def _front(txn: Txn, keys: Keys, first: int, last: int, size: int) -> list[Body]:
-    """The bodies of the first tasks of a run, as many as are not too much to grant at once."""
+def _front(
+    txn: Txn, keys: Keys, row: bytes, first: int, last: int, limit: int, size: int
+) -> list[Body]:
+    """The bodies of the first tasks of a row, as many as are not too much to grant at once."""
+    if first == last:
+        body_row = txn.get(keys.bodies + row)
+        if body_row is None:
+            raise missing(row)
+        return [decode_body(body_row)]
     found: list[Body] = []
+    last = min(last, first + limit - 1)
     at, end = keys.bodies + pack_int(first), tuples.after(keys.bodies)
     while first + len(found) <= last and size < LEASE_BYTES_MAX:
         page = txn.scan(at, end, min(last + 1 - first - len(found), BODIES_PAGE))
         if not page or page[-1][0] != keys.bodies + pack_int(first + len(found) + len(page) - 1):
             raise missing(pack_int(first + len(found)))
         at = page[-1][0] + b"\x00"
-        for _, row in page:
+        for _, body_row in page:
             if size >= LEASE_BYTES_MAX:
                 break
-            body = decode_body(row)
+            body = decode_body(body_row)
             size += len(body.args)
             found.append(body)
     return found
