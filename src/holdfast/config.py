@@ -62,9 +62,9 @@ RETRY_AFTER_S_MAX = 24 * 3600
 MAP_BYTES = 1 << 40
 # A checkpoint of the redo log is begun after so much in it, so many commits, or so long; above the last
 # two commits wait for it: pages that it needs cannot be used again, so the file grows meanwhile.
-REDO_BYTES = 256 * 1024
-REDO_COMMITS = 64
-REDO_NS = 1 * S
+REDO_BYTES = 1024 * 1024
+REDO_COMMITS = 256
+REDO_NS = 5 * S
 REDO_BYTES_MAX = 8 * 1024 * 1024
 REDO_COMMITS_MAX = 4096
 READERS_MAX = 4096
