@@ -48,7 +48,7 @@ MODULES = (
 
 PAGE = 4096
 ROWS = 400
-DISK_BYTES = 2 << 20
+DISK_BYTES = 4 << 20
 
 
 @pytest.fixture(scope="module")
@@ -350,7 +350,7 @@ def test_a_commit_that_every_writer_dies_of_ends_as_unknown_and_others_go_on(hom
     from holdfast import store as stores
     from holdfast.config import WriterLimits
     from holdfast.errors import CommitUnknown
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (3 << 19, 3 << 19))
     with stores.open(sys.argv[1], limits=WriterLimits(linger_s=0.2)) as store:
         store.transact(lambda txn: txn.put(("small",), b"1"))
         try:
