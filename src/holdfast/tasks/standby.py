@@ -34,9 +34,17 @@ def lease_when(
     soon_ns = txn.now_ns + SOON_NS
     due = next_ns is not None and next_ns < (min(soon_ns, due_ns) if due_ns else soon_ns)
     decision = Decision(txn, universe)
+    if not due and not any(_offers(decision, queue) for queue in queues):
+        raise NotYet(what="task", worker=worker)
     swept = next_ns is None or next_ns > txn.now_ns
     granted = grant(decision, worker, queues, limit, False, rooms, frozenset(names), swept=swept)
     if not due and not granted.grants and not granted.suspects:
         raise NotYet(what="task", worker=worker)
     decision.close()
     return granted
+
+
+def _offers(decision: Decision, queue: str) -> bool:
+    """Whether there may be something to grant: of many who stand most are tried in vain."""
+    now = decision.tally.now
+    return bool(now(queue, "ready") or now(queue, "suspect") or now(queue, "stray"))
