@@ -61,8 +61,8 @@ QUIET_LOAD = 0.5
 
 def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
-    if argv[:1] in (["churn"], ["footprint"]):
-        # What runs on PostgreSQL, for as long as it is told to.
+    if argv[:1] in (["churn"], ["footprint"], ["single"]):
+        # Each has options of its own.
         command: int = importlib.import_module(f"bench.{argv[0]}").main(argv[1:])
         return command
     args = _parse(argv)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from bench import __main__ as bench
-from bench import churn, footprint, history, report, table
+from bench import churn, footprint, history, report, single, table
 from bench.peers import __main__ as peers
 from bench.peers import processors, tally
 from bench.peers import report as peers_report
@@ -290,6 +290,22 @@ def test_churn_tells_each_minute_and_the_ratios(
     assert all(one["rate"] > 0 for one in document["minutes"])
     assert document["backlog 200 / 50"] > 0
     assert "last minute / first" in capsys.readouterr().out
+
+
+@pytest.mark.bench
+@pytest.mark.timeout(120)
+def test_the_stages_of_a_single_task_add_up_to_all_of_it(
+    room: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = single.measure(room, 10, 100.0)
+    assert found
+    *stages, whole, _ = single.STAGES
+    for one in found:
+        assert sum(one[stage] for stage in stages) == pytest.approx(one[whole])
+    assert bench.main(["single", "--tasks", "5", "--per-s", "100,200", "--dir", str(room)]) == 0
+    header, *lines = capsys.readouterr().out.splitlines()
+    assert header.split()[-2:] == ["100/s", "200/s"]
+    assert len(lines) == len(single.STAGES)
 
 
 @pytest.mark.parametrize("command", ["churn", "footprint"])

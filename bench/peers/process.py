@@ -22,6 +22,8 @@ from bench.place import ROOT
 
 ERROR_CHARS = 2000
 PR_SET_PDEATHSIG = 1
+# As packages are that were installed: their modules are compiled once, not at each start.
+COMPILED = {"PYTHONDONTWRITEBYTECODE": "", "PYTHONPYCACHEPREFIX": str(ROOT / "build" / "bytecode")}
 
 
 class ProcessFailed(RuntimeError):
@@ -52,7 +54,7 @@ class Process:
             stderr=self._errors,
             text=True,
             cwd=cwd,
-            env={**os.environ, **(env or {})},
+            env={**os.environ, **COMPILED, **(env or {})},
             start_new_session=True,
             # What hears sees its input end; what does not is told when its parent dies.
             preexec_fn=None if hears else _end_with_parent,

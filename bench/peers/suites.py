@@ -167,9 +167,13 @@ the same for them.
   before it is on disk, the others after
 - `idle`: processor time of worker and server while there is nothing to do
 - `cold`: a process starts, makes a store, enqueues a task and has it done, for those that need no
-  server; `worker_start`: a worker starts and has a task done that waits for it
+  server; `worker_start`: a worker starts and has a task done that waits for it. Modules are compiled before, as
+  an installation does
 - `producer_us`, `worker_us`, `server_us`: processor time a task of each side, end to end: where the
   time goes. Our server is the writer of the store
+
+Where the time of a single task of ours goes, stage by stage: `python -m bench single`, and
+[decision 0022](decisions/0022-where-the-time-of-a-single-task-goes.md).
 """,
     """\
 ## What is not equal

@@ -93,6 +93,25 @@ def test_one_is_told_what_comes_due_before_it_looks_again(store: Store) -> None:
     assert not sooner.answered
 
 
+@pytest.mark.parametrize("calls", [1, 2])
+def test_it_returns_what_its_function_does_and_fills_in_what_was_pending(
+    store: Store, calls: int
+) -> None:
+    pending: list[Any] = []
+
+    def lease(txn: Txn) -> str:
+        for _ in range(calls):
+            args = ("main", "w", ["default"], 1, (1,) * len(KINDS), (), 0)
+            pending.append(tasks.lease_when(txn, *args))
+        return "asked"
+
+    seqs = submit(store, calls)
+    standing = store.stand([KEYS.queue_topic("default")], lease)
+    assert standing is not None
+    assert answer(standing) == "asked"
+    assert [grant.seq for one in pending for grant in one.value.grants] == seqs
+
+
 def test_what_is_called_back_takes_nothing_any_more(store: Store) -> None:
     standing = stand(store)
     assert standing.withdraw()
@@ -181,3 +200,23 @@ def test_others_get_their_answers_while_one_stands(tmp_path: Path) -> None:
             thread.join(WITHIN_S)
         assert not any(thread.is_alive() for thread in threads)
         assert standing.withdraw()
+
+
+def test_what_stands_goes_out_with_what_is_asked_for_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_store("lmdb", tmp_path) as store:
+        assert isinstance(store, LmdbStore)
+        sent: list[bytes] = []
+        send = store._link._send
+        monkeypatch.setattr(store._link, "_send", lambda data: sent.append(data) or send(data))
+        with store.together():
+            standing = stand(store)
+            assert sent == []
+            [seq] = submit(store)
+        assert len(sent) == 1
+        assert [grant.seq for grant in answer(standing).grants] == [seq]
+        with store.together():
+            alone = stand(store)
+        assert len(sent) == 2
+        assert alone.withdraw()

@@ -25,9 +25,9 @@ from holdfast.errors import (
     StoreClosed,
     ValueTooLarge,
 )
+from holdfast.store.address import SOCKET, directory_of
 from holdfast.store.api import Store, Txn
 from holdfast.store.wire import PROTOCOL, frame
-from holdfast.store.writer import SOCKET, directory_of
 from tests.process.refusals import refused, untouched
 from tests.process.watch import writer_of
 from tests.processes import python_proc

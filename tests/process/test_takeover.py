@@ -16,7 +16,7 @@ from holdfast.clock import S
 from holdfast.config import REDO_BYTES_MAX, WriterLimits
 from holdfast.durable import journal, lease
 from holdfast.errors import CommitUnknown, Held, StoreClosed
-from holdfast.store import writer as writers
+from holdfast.store.address import SOCKET, directory_of
 from holdfast.store.api import Store, Txn
 from tests.process.watch import Seen, lock_holders, until, writer_of, writers_of
 from tests.processes import python_proc
@@ -326,8 +326,8 @@ def test_a_writer_stopped_between_its_lock_and_its_socket_is_replaced_by_others(
 
 
 def listens(home: Path) -> bool:
-    with socket.socket(socket.AF_UNIX) as peer, writers.directory_of(home) as directory:
-        return peer.connect_ex(f"{directory}/{writers.SOCKET}") == 0
+    with socket.socket(socket.AF_UNIX) as peer, directory_of(home) as directory:
+        return peer.connect_ex(f"{directory}/{SOCKET}") == 0
 
 
 @pytest.mark.timeout(60)

@@ -17,7 +17,7 @@ from holdfast.roles.task_worker import TaskWorker
 from holdfast.store.local import LocalStore
 from holdfast.tasks import recount, verify
 from holdfast.tasks.rows import Counts, counts_of, keys_of
-from tests.world.rig import FaultyBackend
+from tests.world.rig import Crash, FaultyBackend
 
 T = TypeVar("T")
 
@@ -87,7 +87,13 @@ class Shift:
     def _step(self, workers: tuple[TaskWorker, ...]) -> None:
         for worker in workers:
             worker.wake()
-            worker.step()
+            try:
+                worker.step()
+            except Crash:
+                # What stands belongs to a connection, and is gone with it.
+                if worker._standing is not None:
+                    worker._standing.withdraw()
+                raise
 
     def stop(self, worker: TaskWorker) -> None:
         """Let it leave in good order."""

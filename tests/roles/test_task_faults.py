@@ -73,6 +73,40 @@ def test_a_hiccup_of_every_second_commit_loses_nothing(kind: str) -> None:
         assert sorted(ran) == sorted([*range(TASKS), 3])
 
 
+def test_a_worker_stands_in_line_while_it_reports() -> None:
+    ran: list[int] = []
+    work = counting(ran)
+    with shift(work) as rig:
+        first = rig.rt.submit(work, 1)
+        worker = rig.worker()
+        rig.until(lambda: state(first) == "COMPLETED", "the first", worker)
+        second = rig.rt.submit(work, 2)
+        # In the commit that brought it: nobody has stepped since.
+        assert state(second) == "LEASED"
+        rig.until(lambda: state(second) == "COMPLETED", "the second", worker)
+        assert ran == [1, 2]
+
+
+@pytest.mark.parametrize("more", [False, True])
+@pytest.mark.parametrize("kind", HICCUPS)
+def test_what_is_granted_while_a_report_is_in_doubt_is_run_once(kind: str, more: bool) -> None:
+    ran: list[int] = []
+    work = counting(ran)
+    with shift(work) as rig:
+        handles = [rig.rt.submit(work, 1)]
+        worker = rig.worker()
+        rig.until(lambda: ran, "the first", worker)
+        # Whatever is committed from now on has an outcome that nobody knows, until the next one has come.
+        rig.backend.arm(dict.fromkeys(range(1, 1_000), fault(kind)))
+        rig.until(lambda: worker._standing is not None, "the report", worker)
+        rig.backend.arm({})
+        if more:
+            handles.append(rig.rt.submit(work, 2))
+        rig.until(lambda: completed(rig, len(handles)), "all", worker, tick_ns=5 * MS)
+        assert ran == [1, 2][: len(handles)]
+        assert {handle.status().attempt for handle in handles} == {1}
+
+
 @pytest.mark.parametrize("kind", [CRASH_BEFORE, CRASH_AFTER])
 @pytest.mark.parametrize("at", range(1, COMMITS + 1))
 def test_a_worker_that_dies_in_any_commit_leaves_all_to_the_next(at: int, kind: str) -> None:

@@ -265,6 +265,33 @@ def test_what_comes_alone_is_run_by_the_thread_that_waited_and_holds_up_nobody()
         rig.until(lambda: all_in(lone, "COMPLETED"), "the first of all")
 
 
+def test_what_comes_alone_is_left_to_the_hands_of_its_kind() -> None:
+    threads: dict[str, set[str]] = {"plain": set(), "looping": set()}
+
+    def note(name: str) -> None:
+        threads[name].add(threading.current_thread().name)
+
+    @hf.task
+    def plain() -> None:
+        note("plain")
+
+    @hf.task
+    async def looping() -> None:
+        note("looping")
+
+    with shift(plain, looping) as rig:
+        worker = rig.worker()
+        worker.start()
+        for _ in range(5):
+            for task in (looping, plain):
+                rig.until(
+                    lambda: worker._standing is not None and worker._relay.ready, "that it waits"
+                )
+                handle = rig.rt.submit(task)
+                rig.until(lambda handle=handle: state(handle) == "COMPLETED", "its end")
+    assert threads == {"plain": {"holdfast-task"}, "looping": {"holdfast-task-loop"}}
+
+
 def test_what_runs_in_the_thread_that_waited_can_be_cancelled() -> None:
     gates = Gates()
     seen: list[bool] = []

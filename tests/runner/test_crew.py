@@ -490,6 +490,45 @@ def test_a_hand_that_is_lent_takes_what_waits_at_once(stage: Stage) -> None:
     crew.lend(-1)
 
 
+def test_a_thread_that_lends_itself_goes_on_until_nothing_waits(
+    request: pytest.FixtureRequest,
+) -> None:
+    stage = Stage("threads", request.node.name)
+    crew = stage.warmed_up(2)
+    assert isinstance(crew, Threads)
+    [first] = stage.works(b"quick 1")
+    own = crew.enlist(first)
+    assert own is not None
+    assert (crew.count, crew.free) == (1, 1)
+    # Quick ones are left to the hand that is awake.
+    crew.give(stage.works(b"quick 2", b"quick 3"))
+    own()
+    assert sorted(collect(crew, 3)) == [b"quick 1", b"quick 2", b"quick 3"]
+    until(lambda: crew._awake == 0)
+    stage.close()
+
+
+def test_a_crew_whose_hands_are_all_at_something_or_lost_takes_no_other_thread(
+    request: pytest.FixtureRequest,
+) -> None:
+    stage = Stage("threads", request.node.name)
+    crew = stage.crew(1)
+    assert isinstance(crew, Threads)
+    [held, other] = stage.works(b"held", b"quick")
+    crew.give([held])
+    assert crew.enlist(other) is None
+    assert not crew.has(other.token)
+    crew.drop(held)
+    # Its place is another's now.
+    own = crew.enlist(other)
+    assert own is not None
+    own()
+    assert collect(crew, 1) == [b"quick"]
+    crew._written_off += 2 * WRITTEN_OFF_MAX
+    assert crew.enlist(other) is None
+    stage.close()
+
+
 def test_what_no_hand_has_begun_can_be_taken_back_and_is_not_run(stage: Stage) -> None:
     crew = stage.warmed_up(1)
     crew.give(stage.works(b"slow", b"a", b"b"))

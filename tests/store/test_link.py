@@ -19,6 +19,7 @@ from holdfast.store.api import Txn
 from holdfast.store.lmdb import LmdbStore
 
 MODULES = ("holdfast.store.link",)
+ROUNDS = 100
 
 
 class Interrupted(Exception):
@@ -48,6 +49,10 @@ def alarm() -> Iterator[None]:
 def put(txn: Txn, key: str) -> str:
     txn.put((key,), b"1")
     return key
+
+
+def notify(txn: Txn, topic: str) -> None:
+    txn.notify(topic)
 
 
 def put_until_the_alarm(store: LmdbStore) -> None:
@@ -81,6 +86,50 @@ def test_a_call_that_is_interrupted_leaves_the_others_their_answers(
         other.join(30)
     assert sorted(done) == [f"other-{n}" for n in range(4)]
     assert store.transact(put, "later") == "later"
+
+
+@pytest.mark.parametrize("looks", [0.5, 2.0], ids=["the socket waits", "it is polled"])
+def test_whoever_reads_for_all_and_leaves_is_followed_by_another(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch, looks: float
+) -> None:
+    # By a connection of its own they are told, so that nobody but them reads on this one.
+    with holdfast.store.open(store.path) as other:
+        wait_s = 120.0
+        # Whoever is not woken sleeps on.
+        monkeypatch.setattr("holdfast.store.link._LOOK_S", wait_s * looks)
+        told = threading.Semaphore(0)
+
+        def listen(topic: str) -> None:
+            since = -1
+            for _ in range(ROUNDS):
+                since = store.wait(topic, since, wait_s)
+                told.release()
+
+        topics = [f"topic-{n}" for n in range(4)]
+        for topic in topics:
+            threading.Thread(target=listen, args=(topic,), daemon=True).start()
+        # The first that each hears is what the writer says when it is asked.
+        for _ in topics:
+            assert told.acquire(timeout=30)
+        for topic in topics * (ROUNDS - 1):
+            other.transact(notify, topic)
+            assert told.acquire(timeout=30)
+
+
+def test_whoever_is_listed_when_the_reader_has_just_left_reads_itself(
+    store: LmdbStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.store.link._LOOK_S", 120.0)
+    duty = store._link._reading
+    take = duty.take
+    # At the first try somebody has it, who passed it on before anybody was listed.
+    monkeypatch.setattr(duty, "take", lambda *, look=False: look and take(look=look))
+    told: list[int] = []
+    listener = threading.Thread(target=lambda: told.append(store.wait("topic", -1, 120.0)))
+    listener.daemon = True
+    listener.start()
+    listener.join(30)
+    assert len(told) == 1
 
 
 def test_the_writer_does_not_import_from_the_current_directory(tmp_path: Path) -> None:

@@ -12,18 +12,18 @@ import msgspec
 
 from holdfast import codec, store
 from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
-from holdfast.app.shipped.fabric import Send
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
-from holdfast.world.context import Context, EffectCall
 from holdfast.world.program import EventType, Handler, Program, Upcast
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
     from holdfast.store.api import Store
+    from holdfast.world.context import Context
+    from holdfast.world.frame import EffectCall
 
 W = TypeVar("W", bound=World)
 
@@ -140,6 +140,8 @@ class App:
             raise Invalid(what="task", name=task.name, why="two tasks have this name")
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
+        from holdfast.app.shipped.fabric import Send
+
         if isinstance(effect, Send):
             return  # nobody has to do it: the runtime delivers mail itself
         if effect.kind in RESERVED:

@@ -21,21 +21,22 @@ import inspect
 import math
 import typing
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
 from holdfast import codec
 from holdfast.config import EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
-from holdfast.effects.budget import Charge
-from holdfast.errors import Invalid
+from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Intent, Status
 from holdfast.messages import Receipt as StoredReceipt
-from holdfast.roles.doing import BadResult, Billing, Hold
-from holdfast.runner.runner import CONCURRENCY_MAX
-from holdfast.store.api import Store
 from holdfast.world.catalog import check_text
-from holdfast.world.context import EffectCall
+from holdfast.world.frame import EffectCall
+
+if TYPE_CHECKING:
+    from holdfast.effects.budget import Charge
+    from holdfast.roles.doing import Billing, Hold
+    from holdfast.store.api import Store
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -151,6 +152,8 @@ class Effect(Generic[P, T]):
         self.concurrency: int = options.pop("concurrency", 16)
         if options:
             raise Invalid(what="effect option", kind=kind, found=sorted(options))
+        from holdfast.runner.runner import CONCURRENCY_MAX
+
         _check_timeout(self.timeout_s)
         _check_count("attempts", self.attempts, 1_000_000)
         _check_count("concurrency", self.concurrency, CONCURRENCY_MAX)
@@ -209,7 +212,7 @@ class Effect(Generic[P, T]):
             packed = codec.pack(value)
             _as(self.returns, codec.unpack(packed))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise BadResult(kind=self.kind, why=str(error)) from None
+            raise _bad_result(kind=self.kind, why=str(error)) from None
         return packed
 
     def within(self, store: Store) -> Effect[P, T]:
@@ -228,7 +231,7 @@ class Effect(Generic[P, T]):
     def cost_of(self, result: Any) -> float:
         cost = result.cost if isinstance(result, Costed) else 0.0
         if not isinstance(cost, int | float) or not math.isfinite(cost):
-            raise BadResult(kind=self.kind, why="a cost is a number", found=repr(cost)[:64])
+            raise _bad_result(kind=self.kind, why="a cost is a number", found=repr(cost)[:64])
         return float(cost)
 
     def receipt(self, stored: StoredReceipt) -> Receipt[Any]:
@@ -397,6 +400,14 @@ def _returned(hint: Any) -> Any:
 
 def _as(hint: Any, value: Any) -> Any:
     return value if hint is Any else codec.convert(value, hint)
+
+
+def _bad_result(**fields: Any) -> HoldfastError:
+    # What does effects is imported by who does them: an app is declared before its store's process is
+    # started, and all that is imported after that costs nobody's time.
+    from holdfast.roles.doing import BadResult
+
+    return BadResult(**fields)
 
 
 def _check_timeout(timeout_s: Any) -> None:

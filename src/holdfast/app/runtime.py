@@ -6,13 +6,11 @@ import atexit
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.app import submitting
 from holdfast.app.app import App
 from holdfast.app.declare import World
-from holdfast.app.handle import WorldHandle
-from holdfast.app.locating import refuse_elsewhere
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.task_waiting import Waiting
 from holdfast.app.tasks import Submission
@@ -30,12 +28,16 @@ from holdfast.roles.timer_worker import TimerWorker
 from holdfast.roles.world_worker import WorkerPolicy, WorldWorker
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
-from holdfast.store.mapping import StoreMap, locate
 from holdfast.tasks import coordinator
 from holdfast.tasks.ids import parse_task
 from holdfast.tasks.rows import keys_of, limits_of
 from holdfast.world import ingress
 from holdfast.world.catalog import check_text, check_universe
+
+# What not every program needs is imported by the functions that use it: nothing that a first task waits for.
+if TYPE_CHECKING:
+    from holdfast.app.handle import WorldHandle
+    from holdfast.store.mapping import StoreMap
 
 W = TypeVar("W", bound=World)
 
@@ -85,6 +87,8 @@ class Runtime:
         check_text("worker", self.worker)
         mapped: StoreMap | None = None
         if url is None:
+            from holdfast.store.mapping import locate
+
             url, mapped = locate(self.universe)
         self._opened = isinstance(url, str)
         check_peers(self.universe, stores or {})
@@ -97,7 +101,7 @@ class Runtime:
         self.store: Store = open_store(url, clock=clock) if isinstance(url, str) else url
         if mapped is not None:
             try:
-                refuse_elsewhere(self.store, self.universe, mapped)
+                _refuse_elsewhere(self.store, self.universe, mapped)
             except BaseException:
                 self.store.close()
                 raise
@@ -111,8 +115,10 @@ class Runtime:
         try:
             made = [self._role(name, policy, kinds) for name in wanted]
             self._join_hands(made)
-            for role in made:
-                self.roles.append(role)
+            # Whoever does work before whoever hands it out: a first task finds its worker asking for it, and
+            # nobody else's first commits before its own.
+            for role in reversed(made):
+                self.roles.insert(0, role)
                 role.start()
         except BaseException:
             # Nobody has us yet, so nobody else would stop what has begun.
@@ -123,6 +129,8 @@ class Runtime:
 
     def world(self, kind: type[W], name: str, *, universe: str | None = None) -> WorldHandle[W]:
         """A world of this universe, or of another one, wherever that lives."""
+        from holdfast.app.handle import WorldHandle
+
         if universe is None or universe == self.universe:
             return WorldHandle(self, kind, name)
         return WorldHandle(self._other(universe), kind, name)
@@ -189,7 +197,7 @@ class Runtime:
     def _vouch(self, universe: str, store: Store) -> None:
         """Another universe lives in this store, as far as the configuration can tell."""
         if self._mapped is not None and universe not in self._given:
-            refuse_elsewhere(store, universe, self._mapped)
+            _refuse_elsewhere(store, universe, self._mapped)
 
     def _task_queues(self) -> list[str]:
         if self._queues is not None:
@@ -315,6 +323,12 @@ class Runtime:
             policy=policy,
             clock=self.clock,
         )
+
+
+def _refuse_elsewhere(store: Store, universe: str, stores: StoreMap) -> None:
+    from holdfast.app.locating import refuse_elsewhere
+
+    refuse_elsewhere(store, universe, stores)
 
 
 def _needed_by(app: App) -> tuple[str, ...]:

@@ -17,9 +17,10 @@ from __future__ import annotations
 
 import inspect
 import math
+import types
 import typing
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
 
@@ -27,19 +28,16 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid, ValueTooLarge
-from holdfast.roles.task_run import BadTaskResult
-from holdfast.tasks import coordinator
-from holdfast.tasks.coordinator import New
+from holdfast.tasks import submit
 from holdfast.tasks.rows import LOOP, PROCESS, THREAD, Limits, Spec
+from holdfast.tasks.submit import New
 from holdfast.world.catalog import check_text
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_PLAIN = frozenset({bool, int, float, str, bytes})
+_NONE = type(None)
+_PLAIN: frozenset[type] = frozenset({bool, int, float, str, bytes, _NONE})
 ISOLATIONS = ("thread", "process")
 OPTIONS = ("key", "queue", "priority", "delay_s", "after", "limit_key")
 
@@ -95,6 +93,11 @@ class Task(Generic[P, T]):
             if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
         ]
         self._typed = any(hint is not Any for hint in hints.values())
+        self._settled = [_settled(hint) for hint in self._positional]
+        self._settled_result = _settled(self.returns)
+        # Looked for first, where each is of one type.
+        plain = all(settled and len(settled) == 1 for settled in self._settled)
+        self._usual = tuple(self._positional) if plain else None
         self.parameters = frozenset(self._signature.parameters)
         # How it is submitted when nobody says otherwise.
         self.plain: TaskCall[P, T] = TaskCall(self, {})
@@ -120,8 +123,8 @@ class Task(Generic[P, T]):
             if kwargs or self._arity is None or not self._arity[0] <= len(args) <= self._arity[1]:
                 self._signature.bind(*args, **kwargs)
             packed = codec.pack([list(args), kwargs])
-            if self._typed and not self._exact(args, kwargs):
-                self._arguments(packed)
+            if self._typed and (kwargs or not self._fits(args)):
+                self._converted(*codec.unpack(packed))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
             raise Invalid(what="task arguments", task=self.name, why=str(error)) from None
         if len(packed) > MESSAGE_BYTES_MAX:
@@ -133,14 +136,14 @@ class Task(Generic[P, T]):
             )
         return packed
 
-    def _exact(self, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def _fits(self, args: Sequence[Any]) -> bool:
         """Whether all are of the very types that the function names: then nothing is to be converted."""
-        if kwargs or len(args) > len(self._positional):
-            return False
-        return all(
-            hint is Any or (type(value) is hint and hint in _PLAIN)
-            for hint, value in zip(self._positional, args, strict=False)
-        )
+        if tuple(map(type, args)) == self._usual:
+            return True
+        for settled, value in zip(self._settled, args, strict=False):
+            if settled is not None and type(value) not in settled:
+                return False
+        return True
 
     def value(self, result: bytes) -> T:
         return typing.cast(T, _as(self.returns, codec.unpack(result)))
@@ -152,20 +155,26 @@ class Task(Generic[P, T]):
         return self.__module__, self._qualname
 
     def invoke(self, args: bytes) -> Any:
-        positional, named = self._arguments(args)
+        positional, named = codec.unpack(args)
+        if named or not self._fits(positional):
+            positional, named = self._converted(positional, named)
         return self.fn(*positional, **named)
 
     def dump(self, value: Any) -> bytes:
         try:
             packed = codec.pack(value)
-            if self.returns is not Any:
+            settled = self._settled_result
+            if settled is not None and type(value) not in settled:
                 _as(self.returns, codec.unpack(packed))
         except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            # A task is declared before a store's process is started, run long after: what runs it is
+            # imported between the two, or not at all where tasks are submitted alone.
+            from holdfast.roles.task_run import BadTaskResult
+
             raise BadTaskResult(task=self.name, why=str(error)) from None
         return packed
 
-    def _arguments(self, args: bytes) -> tuple[Any, Any]:
-        positional, named = codec.unpack(args)
+    def _converted(self, positional: Any, named: Any) -> tuple[Any, Any]:
         if not self._typed:
             return positional, named
         known = [
@@ -320,7 +329,7 @@ def task(
 def check_spec(spec: Spec) -> None:
     check_text("task", spec.name)
     check_text("queue", spec.queue)
-    coordinator.check_spec(spec)
+    submit.check_spec(spec)
 
 
 def queues_of(given: Iterable[Any]) -> dict[str, Queue]:
@@ -360,3 +369,18 @@ def _arity(signature: inspect.Signature) -> tuple[int, int] | None:
 
 def _as(hint: Any, value: Any) -> Any:
     return value if hint is Any else codec.convert(value, hint)
+
+
+def _settled(hint: Any) -> frozenset[type] | None:
+    """Types whose values are what a hint says, so that converting them would change nothing; None: all."""
+    if hint is Any:
+        return None
+    parts = typing.get_args(hint) if _is_union(hint) else (hint,)
+    # By identity: not every annotation has a hash.
+    plain = frozenset(one for one in _PLAIN if any(one is part for part in parts))
+    # Of several types some unions are no types at all: text or bytes.
+    return plain if len(plain) == len(parts) and len(plain - {_NONE}) < 2 else frozenset()
+
+
+def _is_union(hint: Any) -> bool:
+    return typing.get_origin(hint) in (typing.Union, types.UnionType)

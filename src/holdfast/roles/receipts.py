@@ -12,8 +12,6 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.authority import dispatch_log
-from holdfast.authority.dispatch import request_id_of
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
 from holdfast.effects import budget
@@ -35,6 +33,10 @@ def receive(txn: Txn, intent: Intent, receipt: Receipt) -> None:
 @operation
 def bereave(txn: Txn, letter: Dead) -> None:
     """The will of an effect: whoever wanted it is told that it will not be done."""
+    # Few programs dispatch prompts, and every worker imports this module.
+    from holdfast.authority import dispatch_log
+    from holdfast.authority.dispatch import request_id_of
+
     try:
         intent = codec.unpack_as(Intent, queue.payload_of(txn, letter))
     except HoldfastError:

@@ -47,10 +47,11 @@ class Hands:
         self._closing = False
         self._children = Children()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._threads: Threads | None = None
         self._kinds = {name: kind_of(code) for name, code in codes.items()}
         kinds = set(self._kinds.values())
         if THREAD in kinds:
-            self._crews[THREAD] = Threads(
+            self._threads = self._crews[THREAD] = Threads(
                 concurrency,
                 attempt,
                 name="holdfast-task",
@@ -169,12 +170,11 @@ class Hands:
                 crew.give(given)
 
     def enlist(self, run: TaskRun) -> Callable[[], None] | None:
-        """What the caller is to do to run it in its own thread, if it is one for a thread, and the others
-        have nothing to do."""
-        crew = self._crews.get(THREAD)
-        if crew is None or self._kinds[run.grant.name] != THREAD or self.busy or not crew.free:
+        """What the caller is to do to run it in its own thread, if it is one for a thread. The hands have
+        nothing else to do."""
+        crew = self._threads
+        if crew is None or self._kinds[run.grant.name] != THREAD:
             return None
-        assert isinstance(crew, Threads)
         run.lend = crew.lend
         return crew.enlist(run)
 

@@ -149,9 +149,10 @@ class TaskWorker:
         self._bell: Bell | None = None
         self._relay = Relay(self._lead, "holdfast-task")
         self._since = 0
-        # What our thread is to do itself, and the grant it came with.
+        # What our thread is to do itself, the grant it came with, and the request that brought it: to let
+        # go of that takes longer than to begin.
         self._own: Own | None = None
-        self._own_leased: Leased | None = None
+        self._own_leased: tuple[Leased, Standing] | None = None
         self._thread: threading.Thread | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -239,6 +240,15 @@ class TaskWorker:
 
     def _stand_by(self, since: int, rest_s: float) -> int:
         """Wait for tasks at the store: those that come are leased for us in the commit that brings them."""
+        self._stand()
+        if self._standing is None:
+            since = self.store.wait(self._topics, since, rest_s)
+            self.wake()
+        else:
+            self._called = self._standing.wait([self._own_topic], self._called, rest_s)
+        return since
+
+    def _stand(self) -> None:
         if self._standing is None and len(self.queues) <= QUEUES_ASKED and not self._suspects:
             rooms = self._hands.free
             self._asked = min(sum(rooms), LEASE_BATCH_MAX), rooms
@@ -252,25 +262,19 @@ class TaskWorker:
                 self._names,
                 self._due_ns or 0,
             )
-        if self._standing is None:
-            since = self.store.wait(self._topics, since, rest_s)
-            self.wake()
-        else:
-            self._called = self._standing.wait([self._own_topic], self._called, rest_s)
-        return since
 
     def _stand_down(self) -> None:
         """Take what our request has brought, or call it back."""
         standing, self._standing = self._standing, None
-        self.wake()
-        if standing is not None and not standing.withdraw():
+        self._looking = True
+        if standing is not None and (standing.answered or not standing.withdraw()):
             leased = standing.result()
             runs = self._runs(leased)
-            self._hold(runs)
-            if len(runs) == 1 and self._relay.ready and not self._stopping.is_set():
-                self._own = self._hands.enlist(runs[0])
+            # One that is alone in our hands is run by this very thread.
+            if len(runs) == len(self._held) == 1 and self._relay.ready:
+                self._own = None if self._stopping.is_set() else self._hands.enlist(runs[0])
                 if self._own is not None:
-                    self._own_leased = leased
+                    self._own_leased = leased, standing
                     return
             if runs:
                 self._hands.give(runs)
@@ -281,9 +285,9 @@ class TaskWorker:
 
     def _go_on(self) -> None:
         """Another thread was the loop until now, and has begun what was granted."""
-        leased, self._own_leased = self._own_leased, None
-        assert leased is not None
+        assert self._own_leased is not None
         self._breathe()
+        (leased, _), self._own_leased = self._own_leased, None
         self._taken(leased, *self._asked)
         self.wake()
 
@@ -321,11 +325,12 @@ class TaskWorker:
         try:
             if self._own_leased is not None:
                 self._go_on()
-            if self._unsure:
-                self._recover()
-            if self._standing is not None and self._standing.answered:
+            if self._standing is not None and (self._unsure or self._standing.answered):
+                # Before we look for what we were granted and do not know: this we will know.
                 self._stand_down()
                 return True
+            if self._unsure:
+                self._recover()
             self._collect()
             self._attend()
             self._upkeep()
@@ -361,7 +366,7 @@ class TaskWorker:
     def _turn(self) -> bool:
         """Report and lease in one commit."""
         if self._standing is not None:
-            if not self._standing.answered:
+            if not self._standing.answered and not self._reports:
                 self._due_ns = glance(self.store, next_due_ns, self.universe)
                 if self._due_ns is None or self.store.now_ns() < self._due_ns:
                     return False
@@ -385,18 +390,22 @@ class TaskWorker:
             return False
         self._lingered = False
         reports = _within(self._reports, SETTLED_BYTES_MAX)
-        turned: Turned = self.store.transact(
-            tasks.turn,
-            self.universe,
-            self.owner,
-            self.store.generation,
-            reports,
-            queues,
-            limit,
-            alone,
-            rooms,
-            self._names,
-        )
+        with self.store.together():
+            if not limit and not self._hands.busy and not self._stopping.is_set():
+                # In the same message: what comes from now on does not wait until we ask.
+                self._stand()
+            turned: Turned = self.store.transact(
+                tasks.turn,
+                self.universe,
+                self.owner,
+                self.store.generation,
+                reports,
+                queues,
+                limit,
+                alone,
+                rooms,
+                self._names,
+            )
         del self._reports[: len(reports)]
         for answer in tasks.Answer:
             self.counts[answer] += turned.answers.count(int(answer))
@@ -461,34 +470,30 @@ class TaskWorker:
     def _take(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
         runs = self._runs(leased)
         if runs:
-            self._hold(runs)
             self._hands.give(runs)
         self._taken(leased, limit, rooms)
 
     def _runs(self, leased: Leased) -> list[TaskRun]:
-        """What was granted, as hands take it."""
+        """What was granted, as hands take it. From now on it is ours to run and to report."""
         taken_ns, now, codes = self._clock.mono_ns(), self.store.now_ns, self._codes
         expires_ns = lease_ns = renew_ns = 0
+        held = self._held
         runs = []
         for grant in leased.grants:
             # Most are alike: what was granted together runs out together.
             if grant.expires_ns != expires_ns or grant.lease_ns != lease_ns:
                 expires_ns, lease_ns = grant.expires_ns, grant.lease_ns
                 renew_ns = expires_ns - lease_ns + lease_ns // 3
-            runs.append(TaskRun(grant, codes[grant.name], taken_ns, renew_ns, now))
-        return runs
-
-    def _hold(self, runs: list[TaskRun]) -> None:
-        """From now on they are ours to run and to report."""
-        if not runs:
-            return
-        soonest_ns = min([run.renew_ns for run in runs])
-        self._renew_ns = min(self._renew_ns, soonest_ns) if self._held else soonest_ns
-        self._held.update([(run.token, run) for run in runs])
+                if not held or renew_ns < self._renew_ns:
+                    self._renew_ns = renew_ns
+            run = TaskRun(grant, codes[grant.name], taken_ns, renew_ns, now)
+            held[run.token] = run
+            runs.append(run)
         # A suspect comes by itself.
-        if runs[0].grant.suspect:
+        if runs and runs[0].grant.suspect:
             self._lone = runs[0]
             self._patience_ns = PATIENCE_NS
+        return runs
 
     def _taken(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
         """What the answer says besides."""

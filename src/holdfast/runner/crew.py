@@ -23,6 +23,7 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from holdfast.clock import MS, Clock
@@ -424,13 +425,16 @@ class Threads(Crew):
                         raise
                 return
 
-    def enlist(self, work: Piece) -> Callable[[], None]:
-        """Let the caller's own thread be a hand for this one, and for what comes after it until nothing
-        does: by what is returned. It is the loop's to enlist, and somebody else is the loop then."""
+    def enlist(self, work: Piece) -> Callable[[], None] | None:
+        """Let the caller's own thread be a hand for this one, which has just come, and for what comes after
+        it until nothing does: by what is returned. It is the loop's to enlist, and somebody else is the
+        loop then. None: no hand is free."""
+        if (self._held or self._written_off) and not self.free:
+            return None
         hand = Hand(guest=True)
         self._held[work.token] = work
         with self._lock:
-            now_ns = self._stood_ns = self._mono_ns()
+            now_ns = self._stood_ns = work.taken_ns
             self._awake += 1
             self._hands.add(hand)
             self._taker = hand
@@ -438,7 +442,7 @@ class Threads(Crew):
             work.begin(now_ns, self._clock)
             if self._began is not None:
                 self._began(work)
-        return lambda: self._do(hand, work)
+        return partial(self._do, hand, work)
 
     def _do(self, hand: Hand, work: Piece | None) -> None:
         run, next_one = self._run, self._next

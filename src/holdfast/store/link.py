@@ -75,8 +75,16 @@ class Call:
         self.lock.acquire()
 
     def wake(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            self.lock.release()
+        _rouse(self.lock)
+
+
+def _rouse(lock: threading.Lock) -> bool:
+    """Release it; whether nobody had. Every answer comes by here, so there is no context manager."""
+    try:
+        lock.release()
+    except RuntimeError:
+        return False
+    return True
 
 
 class Link:
@@ -188,7 +196,7 @@ class Link:
         self.check()
         self._pending[call.request.no] = call
         self._outbox.append(call)
-        if call.callback is None:
+        if call.callback is None and not call.stands:
             waits = bool(self._answered)
         else:
             waits = getattr(self._holding, "depth", 0) > 0
@@ -281,7 +289,8 @@ class Link:
         if self._ended is not None:
             self._fail_all(self._ended)
             return
-        if timeout is not None and not self._poll.poll(min(timeout, _LOOK_S) * 1000):
+        # Else the socket itself looks up in time.
+        if timeout is not None and timeout < _LOOK_S and not self._poll.poll(timeout * 1000):
             self.flush(look=True)
             self._replace_if_stuck()
             return
@@ -321,19 +330,19 @@ class Link:
                     if call.answer is None:
                         self._finish(call, answer)
                     self._pending.pop(answer.no, None)
-            self._wake_next()
+            if self._answered or self._outbox:
+                self._wake_next()
             self.completions.wake()
             for topic, commit_no in message.topics.items():
                 self._topics[topic] = commit_no
                 for sleeper in self._sleepers.pop(topic, ()):
-                    with contextlib.suppress(RuntimeError):
-                        sleeper.release()
+                    _rouse(sleeper)
 
     def _finish(self, call: Call, answer: Answer) -> None:
         call.answer = answer
         if call.stands:
             # Nobody knows when its thread comes by: the others are not to wait for that.
-            call.wake()
+            _rouse(call.lock)
         elif call.callback is None:
             self._answered.append(call)
         else:
@@ -346,11 +355,15 @@ class Link:
         switches a transaction instead of one and a half. Every thread that leaves `call` comes by
         here, for whatever reason it leaves, so the chain never breaks.
         """
-        try:
-            self._answered.popleft().wake()
-        except IndexError:
-            if self._outbox:
-                self.flush()
+        if self._answered:
+            try:
+                self._answered.popleft().wake()
+            except IndexError:
+                pass  # by another
+            else:
+                return
+        if self._outbox:
+            self.flush()
 
     def _pass_on(self) -> None:
         """Make somebody who still waits the next reader."""
@@ -358,10 +371,10 @@ class Link:
             if call.callback is None and not call.stands:
                 call.wake()
                 return
-        for sleeper in [one for some in list(self._sleepers.values()) for one in list(some)]:
-            with contextlib.suppress(RuntimeError):
-                sleeper.release()
-                return
+        for some in list(self._sleepers.values()):
+            for sleeper in list(some):
+                if _rouse(sleeper):
+                    return
 
     def _receive_forever(self) -> None:
         with self._reading:
@@ -385,10 +398,11 @@ class Link:
             self.flush()
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
         while True:
-            last = self._heard(topics)
             if call is not None and call.answer is not None:
-                self._wake_next()
+                if self._answered or self._outbox:
+                    self._wake_next()
                 return since
+            last = self._heard(topics)
             # Not equal, rather than greater: a restored store counts from its backup on.
             if last is not None and last != since:
                 return last
@@ -410,23 +424,30 @@ class Link:
     def _sleep(
         self, topics: Sequence[str], last: int | None, timeout: float, call: Call | None = None
     ) -> None:
-        sleeper = threading.Lock() if call is None else call.lock
-        sleeper.acquire(blocking=False)
-        for topic in topics:
-            self._sleepers.setdefault(topic, []).append(sleeper)
-        # Looked at again now that we are listed: whoever notifies looks in the other order.
-        if self._heard(topics) == last and (call is None or call.answer is None):
-            if self._reading.take(look=True):
-                try:
+        reads = self._reading.take()
+        if not reads:
+            sleeper = threading.Lock() if call is None else call.lock
+            sleeper.acquire(blocking=False)
+            for topic in topics:
+                self._sleepers.setdefault(topic, []).append(sleeper)
+            # Looked at now that we are listed: whoever notifies, or passes on, looks in the other order.
+            if not self._news(topics, last, call):
+                reads = self._reading.take(look=True)
+                if not reads:
+                    sleeper.acquire(timeout=min(timeout, _LOOK_S))
+            # Before it reads, or else the duty might be passed on to this one.
+            self._rise(topics, sleeper)
+        if reads:
+            try:
+                # Whoever read before us has handed out everything.
+                if not self._news(topics, last, call):
                     self._read(timeout)
-                finally:
-                    self._reading.release()
-                    # First, or else it might be passed on to this one.
-                    self._rise(topics, sleeper)
-                    self._pass_on()
-            else:
-                sleeper.acquire(timeout=min(timeout, _LOOK_S))
-        self._rise(topics, sleeper)
+            finally:
+                self._reading.release()
+                self._pass_on()
+
+    def _news(self, topics: Sequence[str], last: int | None, call: Call | None) -> bool:
+        return self._heard(topics) != last or (call is not None and call.answer is not None)
 
     def _rise(self, topics: Sequence[str], sleeper: threading.Lock) -> None:
         """Sleep no longer."""

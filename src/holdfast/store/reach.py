@@ -16,6 +16,7 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -23,8 +24,10 @@ from holdfast import __version__
 from holdfast.clock import MS, SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import StoreCorrupt, WriterLost, from_wire
-from holdfast.store.wire import PROTOCOL, Frames, Hello, Welcome, decode_welcome, encode, frame
-from holdfast.store.writer import LOCK, SOCKET, Arguments, directory_of
+from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of
+
+if TYPE_CHECKING:
+    from holdfast.store.wire import Welcome
 
 
 def reach(path: Path, *, bootstrap: bool, limits: WriterLimits) -> tuple[socket.socket, Welcome]:
@@ -53,6 +56,7 @@ def reach(path: Path, *, bootstrap: bool, limits: WriterLimits) -> tuple[socket.
             trouble = str(error)
             SYSTEM.sleep(pause_s)
             continue
+        _forget_begun(path)
         try:
             return sock, _greet(sock, limits.stopped_s)
         except TimeoutError:
@@ -81,6 +85,9 @@ def dial(path: Path) -> socket.socket:
 
 
 def _greet(sock: socket.socket, timeout_s: float) -> Welcome:
+    # Not before a writer was started: the two of us import it at the same time.
+    from holdfast.store.wire import PROTOCOL, Frames, Hello, decode_welcome, encode, frame
+
     sock.settimeout(timeout_s)
     sock.sendall(frame(encode(Hello(PROTOCOL, os.getpid(), __version__))))
     frames = Frames()
@@ -100,6 +107,14 @@ def begin_writer(path: Path, *, limits: WriterLimits) -> None:
         _begun[path] = _spawn(path, bootstrap=True, limits=limits)
     except OSError:
         return  # whoever opens the store finds out why
+
+
+def _forget_begun(path: Path) -> None:
+    """There is a writer, so that nobody needs to hear what the one that was begun has to say."""
+    child = _begun.pop(path, None)
+    if child is not None:
+        assert child.stdout is not None
+        child.stdout.close()
 
 
 def start_writer(path: Path, *, bootstrap: bool, limits: WriterLimits) -> str:

@@ -31,6 +31,7 @@ from holdfast import __version__
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
 from holdfast.errors import Busy, HoldfastError, Invalid, StoreBusy, StoreFull, to_wire
+from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of
 from holdfast.store.engine import STANDS, Answer, Engine, Request
 from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
 from holdfast.store.standers import Name
@@ -45,21 +46,16 @@ from holdfast.store.wire import (
     frame,
 )
 
-LOCK = "writer.lock"
-SOCKET = "writer.sock"
-# What most clients call first: imported in the first idle moments, not while one of them waits for it.
-_OPERATIONS = ("holdfast.tasks.coordinator", "holdfast.world.cycle")
+# What most clients call first: imported in the first idle moments, not while one of them waits for it. Whoever
+# comes then waits for one of these at most, so that the large ones are preceded by what they import.
+_OPERATIONS = (
+    "holdfast.tasks.records", "holdfast.tasks.lease", "holdfast.tasks.coordinator",
+    "holdfast.authority.workers", "holdfast.durable.queue", "holdfast.world.timers",
+    "holdfast.world.cycle", "holdfast.roles.orchestrator",
+)  # fmt: skip
 _MOMENT_S = 0.001
 # How often whoever waits for the lock looks.
 _LOOK_S = 0.05
-
-
-class Arguments(msgspec.Struct):
-    path: str
-    bootstrap: bool
-    linger_s: float
-    backlog_bytes: int
-    reader_check_s: float
 
 
 class Connection:
@@ -354,19 +350,6 @@ def listen(path: Path) -> socket.socket:
     listener.listen(1024)
     listener.setblocking(False)
     return listener
-
-
-@contextlib.contextmanager
-def directory_of(path: Path) -> Any:
-    """A short name for the directory: a socket's path has 108 bytes at most."""
-    if len(os.fsencode(path)) < 90 or not os.path.isdir("/proc/self/fd"):
-        yield str(path)
-        return
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield f"/proc/self/fd/{fd}"
-    finally:
-        os.close(fd)
 
 
 def take_lock(path: Path) -> int | None:
