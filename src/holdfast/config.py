@@ -64,7 +64,7 @@ MAP_BYTES = 1 << 40
 # two commits wait for it: pages that it needs cannot be used again, so the file grows meanwhile.
 REDO_BYTES = 1024 * 1024
 REDO_COMMITS = 256
-REDO_NS = 5 * S
+REDO_NS = 1 * S
 REDO_BYTES_MAX = 8 * 1024 * 1024
 REDO_COMMITS_MAX = 4096
 READERS_MAX = 4096
