@@ -7,7 +7,6 @@ who looks takes it.
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 
@@ -48,8 +47,10 @@ class Duty:
 
     def release(self) -> None:
         self._owner = 0
-        with contextlib.suppress(RuntimeError):
+        try:
             self._lock.release()
+        except RuntimeError:
+            return  # it was taken from us, for it had lost its owner
 
     def _orphaned(self) -> bool:
         now_ns, main = SYSTEM.mono_ns(), threading.main_thread().ident

@@ -221,10 +221,11 @@ class Link:
     def _send_outbox(self) -> None:
         try:
             calls = []
-            with contextlib.suppress(IndexError):
+            try:
                 while True:
                     calls.append(self._outbox.popleft())
-            calls = [call for call in calls if call.answer is None]
+            except IndexError:
+                calls = [call for call in calls if call.answer is None]
             if not calls:
                 return
             now_ns = SYSTEM.mono_ns()

@@ -147,7 +147,7 @@ class Writer:
     # -- commit --------------------------------------------------------------------------------
 
     def _commit(self) -> None:
-        count = self._batch_size()
+        count = 1 if len(self._work) == 1 else self._batch_size()
         batch, self._work = self._work[:count], self._work[count:]
         # Whoever stood is answered last: a process that is woken with work to do may take the processor from
         # us, and the others would wait for that.
