@@ -18,6 +18,7 @@ from holdfast.store.lmdb import LmdbStore
 from holdfast.store.standers import TRIED_MAX
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import New
+from holdfast.tasks.lease import PARKED_MAX
 from holdfast.tasks.rows import KINDS, Spec, keys_of, pack_int
 from holdfast.tasks.runs import status_of
 from holdfast.tasks.states import State
@@ -220,3 +221,24 @@ def test_what_stands_goes_out_with_what_is_asked_for_beside_it(
             alone = stand(store)
         assert len(sent) == 2
         assert alone.withdraw()
+
+
+def test_tasks_that_nobody_here_knows_do_not_keep_others_from_who_stands(store: Store) -> None:
+    def ask() -> Standing:
+        rooms = (10,) * len(KINDS)
+        topics = [KEYS.queue_topic("default")]
+        found = store.stand(
+            topics, tasks.lease_when, "main", "w", ["default"], 10, rooms, ("t",), 0
+        )
+        assert found is not None
+        return found
+
+    standing = ask()
+    store.transact(tasks.submit, "main", Spec(name="unknown"), [New(b"x")] * (PARKED_MAX + 5))
+    [seq] = submit(store)
+    for _ in range(5):
+        granted = answer(standing).grants
+        if granted:
+            break
+        standing = ask()
+    assert [grant.seq for grant in granted] == [seq]

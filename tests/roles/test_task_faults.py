@@ -9,6 +9,7 @@ import pytest
 import holdfast as hf
 from holdfast.clock import MS
 from holdfast.errors import HoldfastError, StoreBusy, StoreClosed, StoreCorrupt, WriterLost
+from holdfast.tasks import coordinator
 from tests.roles.task_rig import Gates, Shift, shift
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, UNKNOWN_AFTER, UNKNOWN_BEFORE, Crash
 
@@ -85,6 +86,35 @@ def test_a_worker_stands_in_line_while_it_reports() -> None:
         assert state(second) == "LEASED"
         rig.until(lambda: state(second) == "COMPLETED", "the second", worker)
         assert ran == [1, 2]
+
+
+@pytest.mark.parametrize("granted", [False, True])
+def test_a_worker_that_fails_for_good_stands_in_line_no_more(
+    granted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[int] = []
+    work = counting(ran)
+    with shift(work) as rig:
+        worker = rig.worker()
+        late: list[hf.TaskHandle[int]] = []
+        transact = rig.store.transact
+
+        def refuse(fn: Any, *args: Any, **kwargs: Any) -> Any:
+            if fn is not coordinator.turn or worker._standing is None:
+                return transact(fn, *args, **kwargs)
+            if granted:
+                late.append(rig.rt.submit(work, 2))
+            raise StoreCorrupt(what="test")
+
+        monkeypatch.setattr(rig.store, "transact", refuse)
+        worker.start()
+        first = rig.rt.submit(work, 1)
+        rig.until(lambda: not worker.running, "its end")
+        assert isinstance(worker.failure, StoreCorrupt)
+        late.append(rig.rt.submit(work, 3))
+        assert {state(handle) for handle in late} == {"WAITING"}
+        assert state(first) == "LEASED"
+        rig.workers.remove(worker)
 
 
 @pytest.mark.parametrize("more", [False, True])

@@ -796,3 +796,18 @@ def test_a_worker_that_sleeps_begins_what_comes_due_and_nobody_has_to_wake_it() 
             rig.rt.submit(work.options(delay_s=0.01 * n), n)
         rig.until(lambda: len(ran) == 100, "all of them", tick_ns=MS)
         assert sorted(ran) == list(range(100))
+
+
+def test_a_worker_that_sweeps_what_is_due_does_not_stand_for_what_it_has_seen() -> None:
+    """It would wait for what comes due before that, which is nothing, and begin the next delayed task late."""
+
+    @hf.task
+    def work(n: int) -> None: ...
+
+    with shift(work) as rig:
+        worker = rig.worker()
+        rig.rt.submit(work.options(queue="nobody's", delay_s=1), 1)
+        rig.pass_time(0.5, worker)
+        rig.clock.advance(1 * S)
+        rig.until(lambda: rig.counts("nobody's").ready, "the sweep", worker)
+        assert worker._standing is None

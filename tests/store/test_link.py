@@ -176,6 +176,43 @@ def test_a_duty_that_an_interrupt_left_behind_is_taken_up_by_others(
     assert store.transact(put, "mine") == "mine"
 
 
+def lost_by_the_main_thread(store: LmdbStore, duty: str) -> None:
+    """As after an interrupt in the wrong moment."""
+    left = getattr(store._link, duty)
+    assert left._lock.acquire(False)
+    left._owner = threading.main_thread().ident
+
+
+def test_who_reads_does_not_pass_for_somebody_who_sends(store: LmdbStore) -> None:
+    since = store.wait("news", 0, 0.0)
+    lost_by_the_main_thread(store, "_sending")
+    other = threading.Thread(target=store.transact, args=(notify, "news"))
+    other.start()
+    # The main thread reads all the while.
+    assert store.wait("news", since, 20) != since
+    other.join(30)
+
+
+def test_who_waits_for_a_duty_does_not_pass_for_somebody_who_is_at_it(store: LmdbStore) -> None:
+    lost_by_the_main_thread(store, "_sending")
+    store.wait("what nobody has watched yet", 0, 0.1)
+    lost_by_the_main_thread(store, "_reading")
+    store.close()
+
+
+def test_an_interrupted_wait_of_the_main_thread_keeps_its_connection(
+    store: LmdbStore, alarm: None
+) -> None:
+    since = store.wait("news", 0, 0.0)
+    before = store._link._sock
+    for _ in range(3):
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(Interrupted):
+            store.wait("news", since, 20)
+    assert store.transact(put, "a") == "a"
+    assert store._link._sock is before
+
+
 def test_a_duty_that_somebody_is_at_is_left_to_him(store: LmdbStore) -> None:
     duty = store._link._reading
     held = threading.Event()

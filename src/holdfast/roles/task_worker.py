@@ -209,6 +209,7 @@ class TaskWorker:
             # What could not be given back, because the store is away, runs out by itself.
             if not (self._stopping.is_set() and _passing(error)):
                 self.failure = error
+            self._withdraw()
         self._bell.close()
         self._hands.close()
         return None
@@ -282,6 +283,15 @@ class TaskWorker:
             self._taken(leased, *self._asked)
             # It may have rung for something else meanwhile.
             self.wake()
+
+    def _withdraw(self) -> None:
+        """Have nothing granted that we will not run."""
+        standing, self._standing = self._standing, None
+        with contextlib.suppress(HoldfastError):
+            if standing is not None and not standing.withdraw():
+                grants = standing.result().grants
+                self._reports = [Report(one.seq, one.lease, End.RELEASED) for one in grants]
+                self._report_all()
 
     def _go_on(self) -> None:
         """Another thread was the loop until now, and has begun what was granted."""
@@ -391,7 +401,8 @@ class TaskWorker:
         self._lingered = False
         reports = _within(self._reports, SETTLED_BYTES_MAX)
         with self.store.together():
-            if not limit and not self._hands.busy and not self._stopping.is_set():
+            all_told = len(reports) == len(self._reports) and not limit and not due
+            if all_told and not self._hands.busy and not self._stopping.is_set():
                 # In the same message: what comes from now on does not wait until we ask.
                 self._stand()
             turned: Turned = self.store.transact(

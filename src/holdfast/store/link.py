@@ -50,8 +50,9 @@ from holdfast.store.wire import (
 _LOOK_S = 0.25
 # While answered threads are still being woken, this many transactions wait to be sent together.
 _CROWD = 16
-# What is done under a duty.
-_DUTIES = frozenset({"_read", "_send_outbox", "_watch", "_reconnect", "close"})
+# What is done under a duty, and only there: who waits for one, or is at another, is not at it.
+_SENDING = frozenset({"_send_outbox", "_send_watched", "_renew"})
+_READING = frozenset({"_read", "_shut"})
 
 
 def _ignore(answer: Answer) -> None:
@@ -87,6 +88,10 @@ def _rouse(lock: threading.Lock) -> bool:
     return True
 
 
+def _is_main() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
 class Link:
     def __init__(self, path: Path, *, bootstrap: bool, limits: WriterLimits) -> None:
         self._path = path
@@ -96,8 +101,8 @@ class Link:
         self._numbers = itertools.count(1)
         self._pending: dict[int, Call] = {}
         self._outbox: deque[Call] = deque()
-        self._sending = Duty(__file__, _DUTIES)
-        self._reading = Duty(__file__, _DUTIES)
+        self._sending = Duty(__file__, _SENDING)
+        self._reading = Duty(__file__, _READING)
         self._topics: dict[str, int] = {}
         self._watched: set[str] = set()
         self._sleepers: dict[str, list[threading.Lock]] = {}
@@ -290,8 +295,10 @@ class Link:
         if self._ended is not None:
             self._fail_all(self._ended)
             return
-        # Else the socket itself looks up in time.
-        if timeout is not None and timeout < _LOOK_S and not self._poll.poll(timeout * 1000):
+        # Else the socket itself looks up in time. (The main thread may be interrupted in it, which ends the
+        # connection: nobody knows then what was read.)
+        polls = timeout is not None and (timeout < _LOOK_S or _is_main())
+        if polls and not self._poll.poll(min(timeout or 0, _LOOK_S) * 1000):
             self.flush(look=True)
             self._replace_if_stuck()
             return
@@ -300,7 +307,7 @@ class Link:
         except BaseException:
             # A signal's handler may raise anywhere in the main thread: what was read and not handed out
             # is asked for again.
-            if threading.current_thread() is threading.main_thread():
+            if _is_main():
                 self._hang_up()
             raise
 
@@ -415,7 +422,10 @@ class Link:
 
     def _watch(self, topics: list[str]) -> None:
         with self._sending:
-            self._send(frame(encode([[], topics])))
+            self._send_watched(topics)
+
+    def _send_watched(self, topics: list[str]) -> None:
+        self._send(frame(encode([[], topics])))
 
     def _heard(self, topics: Sequence[str]) -> int | None:
         """The last commit that notified any of them; None before the writer has said."""
@@ -425,10 +435,13 @@ class Link:
     def _sleep(
         self, topics: Sequence[str], last: int | None, timeout: float, call: Call | None = None
     ) -> None:
-        reads = self._reading.take()
-        if not reads:
-            sleeper = threading.Lock() if call is None else call.lock
-            sleeper.acquire(blocking=False)
+        if self._reading.take():
+            self._read_unless_news(topics, last, timeout, call)
+            return
+        sleeper = threading.Lock() if call is None else call.lock
+        sleeper.acquire(blocking=False)
+        reads = False
+        try:
             for topic in topics:
                 self._sleepers.setdefault(topic, []).append(sleeper)
             # Looked at now that we are listed: whoever notifies, or passes on, looks in the other order.
@@ -436,16 +449,22 @@ class Link:
                 reads = self._reading.take(look=True)
                 if not reads:
                     sleeper.acquire(timeout=min(timeout, _LOOK_S))
+        finally:
             # Before it reads, or else the duty might be passed on to this one.
             self._rise(topics, sleeper)
         if reads:
-            try:
-                # Whoever read before us has handed out everything.
-                if not self._news(topics, last, call):
-                    self._read(timeout)
-            finally:
-                self._reading.release()
-                self._pass_on()
+            self._read_unless_news(topics, last, timeout, call)
+
+    def _read_unless_news(
+        self, topics: Sequence[str], last: int | None, timeout: float, call: Call | None
+    ) -> None:
+        """The caller has the duty. Whoever read before has handed out everything."""
+        try:
+            if not self._news(topics, last, call):
+                self._read(timeout)
+        finally:
+            self._reading.release()
+            self._pass_on()
 
     def _news(self, topics: Sequence[str], last: int | None, call: Call | None) -> bool:
         return self._heard(topics) != last or (call is not None and call.answer is not None)
@@ -464,9 +483,12 @@ class Link:
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         with self._reading:
-            self._fail_all(self._ended)
-            self._sock.close()
+            self._shut(self._ended)
         reap_children()
+
+    def _shut(self, ended: HoldfastError) -> None:
+        self._fail_all(ended)
+        self._sock.close()
 
     def _fail_all(self, error: HoldfastError) -> None:
         for no in list(self._pending):
@@ -484,28 +506,29 @@ class Link:
             self._fail_all(self._ended)
             return
         with self._sending:
-            self._sock.close()
-            try:
-                self._connect()
-            except HoldfastError as error:
-                self._fail_all(error)
-                return
-            # What is still in the outbox was never sent: it goes the ordinary way, once.
-            unsent = set(self._outbox)
-            again = [
-                one for one in list(self._pending.values()) if one.sent_ns or one not in unsent
-            ]
-            now_ns = SYSTEM.mono_ns()
-            for call in again:
-                call.request.resent = True
-                call.resends += 1
-                call.sent_ns = now_ns
-            self._give_up([call for call in again if call.resends > RESENDS_MAX])
-            again = [call for call in again if call.answer is None]
-            self._send_calls([], list(self._watched))
-            for at in range(0, len(again), RESENT_TOGETHER):
-                self._send_calls(again[at : at + RESENT_TOGETHER])
+            self._renew()
         self.flush()
+
+    def _renew(self) -> None:
+        self._sock.close()
+        try:
+            self._connect()
+        except HoldfastError as error:
+            self._fail_all(error)
+            return
+        # What is still in the outbox was never sent: it goes the ordinary way, once.
+        unsent = set(self._outbox)
+        again = [one for one in list(self._pending.values()) if one.sent_ns or one not in unsent]
+        now_ns = SYSTEM.mono_ns()
+        for call in again:
+            call.request.resent = True
+            call.resends += 1
+            call.sent_ns = now_ns
+        self._give_up([call for call in again if call.resends > RESENDS_MAX])
+        again = [call for call in again if call.answer is None]
+        self._send_calls([], list(self._watched))
+        for at in range(0, len(again), RESENT_TOGETHER):
+            self._send_calls(again[at : at + RESENT_TOGETHER])
 
     def _give_up(self, calls: list[Call]) -> None:
         """One writer after the other died before it answered: perhaps of this very transaction."""

@@ -438,6 +438,7 @@ def say(line: str) -> None:
     # Whoever started us may be gone already.
     with contextlib.suppress(OSError):
         os.write(1, line.encode() + b"\n")
+    with contextlib.suppress(OSError):
         null = os.open(os.devnull, os.O_WRONLY)
         os.dup2(null, 1)
         os.close(null)

@@ -38,7 +38,7 @@ def lease_when(
         raise NotYet(what="task", worker=worker)
     swept = next_ns is None or next_ns > txn.now_ns
     granted = grant(decision, worker, queues, limit, False, rooms, frozenset(names), swept=swept)
-    if not due and not granted.grants and not granted.suspects:
+    if not due and not granted.grants and not granted.suspects and not decision.aside:
         raise NotYet(what="task", worker=worker)
     decision.close()
     return granted
