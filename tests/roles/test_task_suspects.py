@@ -6,7 +6,7 @@ from typing import Any
 
 import holdfast as hf
 from holdfast.clock import MS
-from holdfast.roles.task_worker import PATIENCE_NS
+from holdfast.roles.task_drain import PATIENCE_NS
 from tests.roles.task_rig import Gates, Shift, shift
 
 MODULES = ("holdfast.roles.task_worker", "holdfast.tasks.lease")

@@ -29,11 +29,9 @@ from holdfast.config import SETTLED_BYTES_MAX
 from holdfast.durable.bounds import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.roles.relay import Own, Relay
+from holdfast.roles.task_drain import Drain
 from holdfast.roles.task_hands import Hands
-from holdfast.roles.task_run import (
-    TaskCode,
-    TaskRun,
-)
+from holdfast.roles.task_run import TaskCode, TaskRun
 from holdfast.runner.bell import Bell
 from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.runner.tending import HandsLost
@@ -57,8 +55,6 @@ BEAT_NS = 3 * S
 MAINTAIN_NS = 10 * S
 MAINTAIN_BATCH = 1_000
 PROGRESS_NS = S
-# How long we first wait for the others to end, for a task that is leased only by itself.
-PATIENCE_NS = 2 * S
 PAUSE_S = 0.05
 LEAVE_TRIES = 40
 LEAVE_NS = 5 * S
@@ -136,9 +132,7 @@ class TaskWorker:
         self._revocations = 0
         self._suspects = False
         self._lone: TaskRun | None = None
-        self._drain_until_ns = 0
-        self._serve_until_ns = 0
-        self._patience_ns = PATIENCE_NS
+        self._drain = Drain()
         self._renew_ns = 0
         self._beat_ns = 0
         self._maintain_ns = 0
@@ -323,8 +317,7 @@ class TaskWorker:
         if self._held:
             until_ns = min(until_ns, self._renew_ns)
         if self._suspects and self._hands.busy:
-            turns = (self._drain_until_ns, self._serve_until_ns)
-            until_ns = min([until_ns, *(at_ns for at_ns in turns if at_ns > now_ns)])
+            until_ns = min([until_ns, *self._drain.next_ns(now_ns)])
         rest_s = (until_ns - now_ns) / S
         return min(rest_s, self._hands.rest_s, LINGER_S if self._lingered else rest_s)
 
@@ -457,26 +450,7 @@ class TaskWorker:
             return usual
         if not self._hands.busy:
             return 1, True, rooms
-        return (0, False, ()) if self._draining() else usual
-
-    def _draining(self) -> bool:
-        """Whether to lease nothing, so that we have nothing in hand and can take a suspect.
-
-        Nobody knows how long that takes. So it is tried for a while, and if it was in vain, work goes
-        on for ten times as long, and the next try takes twice as long: suspects get their turn in the
-        end, and the others lose a tenth at most.
-        """
-        now_ns = self.store.now_ns()
-        if now_ns < self._serve_until_ns:
-            return False
-        if now_ns < self._drain_until_ns:
-            return True
-        if self._drain_until_ns <= self._serve_until_ns:
-            self._drain_until_ns = now_ns + self._patience_ns
-            return True
-        self._serve_until_ns = now_ns + 10 * self._patience_ns
-        self._patience_ns *= 2
-        return False
+        return (0, False, ()) if self._drain.wanted(self.store.now_ns()) else usual
 
     def _take(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
         runs = self._runs(leased)
@@ -503,7 +477,7 @@ class TaskWorker:
         # A suspect comes by itself.
         if runs and runs[0].grant.suspect:
             self._lone = runs[0]
-            self._patience_ns = PATIENCE_NS
+            self._drain.served()
         return runs
 
     def _taken(self, leased: Leased, limit: int, rooms: tuple[int, ...]) -> None:
