@@ -70,7 +70,9 @@ def measure(parent: Path, count: int, per_s: float) -> list[Stages]:
             time.sleep(SETTLE_S)
         noted = [note for path in notes.values() for note in json.loads(path.read_text())]
         ran = dict(tally.records(done))
-    by_kind = {kind: sorted(note[1:] for note in noted if note[0] == kind) for kind, *_ in noted}
+    by_kind: dict[str, list[list[int]]] = {}
+    for kind, *times in sorted(noted):
+        by_kind.setdefault(kind, []).append(times)
     return [
         stages
         for sent_ns, acked_ns in sent
