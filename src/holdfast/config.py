@@ -36,6 +36,8 @@ CYCLE_BYTES_MAX = 16 * 1024 * 1024
 # Cycles of several worlds in one call to the writer, by number and by bytes.
 CYCLES_MAX = 32
 CYCLES_BYTES_MAX = 4 * 1024 * 1024
+# Hands of one crew.
+CONCURRENCY_MAX = 1_000
 # Names that other names are made of: of queues, of subjects.
 UNIVERSE_BYTES_MAX = 100
 EFFECT_KIND_BYTES_MAX = 80

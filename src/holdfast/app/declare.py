@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
-from holdfast.config import EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
+from holdfast.config import CONCURRENCY_MAX, EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Intent, Status
 from holdfast.messages import Receipt as StoredReceipt
@@ -152,8 +152,6 @@ class Effect(Generic[P, T]):
         self.concurrency: int = options.pop("concurrency", 16)
         if options:
             raise Invalid(what="effect option", kind=kind, found=sorted(options))
-        from holdfast.runner.runner import CONCURRENCY_MAX
-
         _check_timeout(self.timeout_s)
         _check_count("attempts", self.attempts, 1_000_000)
         _check_count("concurrency", self.concurrency, CONCURRENCY_MAX)

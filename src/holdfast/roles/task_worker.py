@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from holdfast.authority import workers
 from holdfast.clock import MS, SYSTEM, Clock, S
-from holdfast.config import SETTLED_BYTES_MAX
+from holdfast.config import CONCURRENCY_MAX, SETTLED_BYTES_MAX
 from holdfast.durable.bounds import check_name
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.roles.relay import Own, Relay
@@ -33,7 +33,6 @@ from holdfast.roles.task_drain import Drain
 from holdfast.roles.task_hands import Hands
 from holdfast.roles.task_run import TaskCode, TaskRun
 from holdfast.runner.bell import Bell
-from holdfast.runner.runner import CONCURRENCY_MAX
 from holdfast.runner.tending import HandsLost
 from holdfast.store.api import Standing, Store, Txn, glance
 from holdfast.tasks import checkpoint
@@ -143,10 +142,9 @@ class TaskWorker:
         self._bell: Bell | None = None
         self._relay = Relay(self._lead, "holdfast-task")
         self._since = 0
-        # What our thread is to do itself, the grant it came with, and the request that brought it: to let
-        # go of that takes longer than to begin.
+        # What our thread is to do itself, and the grant it came with.
         self._own: Own | None = None
-        self._own_leased: tuple[Leased, Standing] | None = None
+        self._own_leased: Leased | None = None
         self._thread: threading.Thread | None = None
 
     # -- life ------------------------------------------------------------------------------------
@@ -269,7 +267,7 @@ class TaskWorker:
             if len(runs) == len(self._held) == 1 and self._relay.ready:
                 self._own = None if self._stopping.is_set() else self._hands.enlist(runs[0])
                 if self._own is not None:
-                    self._own_leased = leased, standing
+                    self._own_leased = leased
                     return
             if runs:
                 self._hands.give(runs)
@@ -284,14 +282,16 @@ class TaskWorker:
         with contextlib.suppress(HoldfastError):
             if standing is not None and not standing.withdraw():
                 grants = standing.result().grants
-                self._reports = [Report(one.seq, one.lease, End.RELEASED) for one in grants]
-                self._report_all()
+                back = [Report(grant.seq, grant.lease, End.RELEASED) for grant in grants]
+                self.store.transact(
+                    tasks.settle, self.universe, self.owner, self.store.generation, back
+                )
 
     def _go_on(self) -> None:
         """Another thread was the loop until now, and has begun what was granted."""
-        assert self._own_leased is not None
+        leased, self._own_leased = self._own_leased, None
+        assert leased is not None
         self._breathe()
-        (leased, _), self._own_leased = self._own_leased, None
         self._taken(leased, *self._asked)
         self.wake()
 

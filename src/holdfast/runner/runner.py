@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from holdfast.clock import MS, SYSTEM, Clock
+from holdfast.config import CONCURRENCY_MAX
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Claim
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid
@@ -44,9 +45,6 @@ from holdfast.runner.tending import Tending, Throttle
 from holdfast.runner.tick import Tick
 from holdfast.runner.work import AsyncHandler, Handler, Outcome, Work, attempt, attempt_async
 from holdfast.store.api import Store
-
-# Threads of one runner's crew.
-CONCURRENCY_MAX = 1_000
 
 
 class Runner:

@@ -221,14 +221,8 @@ class LmdbStanding:
         return self._link.wait(topics_of(topics), since, timeout, self._call)
 
     def result(self) -> Any:
-        answer, txn = self._call.answer, self._txn
-        assert answer is not None, "not answered yet"
-        if answer.error is None and len(txn.calls) == len(answer.results) == 1 and not txn.slots:
-            # The usual one, by the shortest way: somebody waits for what it brings.
-            value = txn.calls[0][0].decode_result(bytes(answer.results[0]))
-            txn.results[0].fill(value)
-            return value if self._result is txn.results[0] else settled(self._result)
-        fill(txn, answer)
+        assert self._call.answer is not None, "not answered yet"
+        fill(self._txn, self._call.answer)
         return settled(self._result)
 
     def withdraw(self) -> bool:
