@@ -1,12 +1,14 @@
-"""What every suite shares: one hypothesis profile, spec markers that are well formed, and databases that
-go with the test that made them."""
+"""What every suite shares: one hypothesis profile, spec markers that are well formed, databases that go
+with the test that made them, and an end to what hangs."""
 
+import faulthandler
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from hypothesis import settings
 
 TESTS = Path(__file__).parent
@@ -14,6 +16,10 @@ TESTS = Path(__file__).parent
 SEEDS_ON_POSTGRESQL = 2
 # What these hold is run on PostgreSQL by `make chaos`; by `make test` it is their specs and histories there.
 SELDOM_ON_POSTGRESQL = ("tasks", "authority")
+
+# pytest-timeout raises in the main thread, once. What goes on for so long after that hangs in what it does
+# about the exception: the process says where its threads are, and ends. So does one that cannot leave.
+HANGS_S = 90
 
 # A busy machine is no reason to fail: pytest-timeout bounds a test, not hypothesis.
 settings.register_profile("holdfast", deadline=None, print_blob=True)
@@ -33,6 +39,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 raise pytest.UsageError(
                     f"{item.nodeid}: write @pytest.mark.spec(document, section, rule), three strings"
                 )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    marker = item.get_closest_marker("timeout")
+    limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
+    _end_after(limit_s + HANGS_S, item.config)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    _end_after(HANGS_S, session.config)
+
+
+def _end_after(seconds: float, config: pytest.Config) -> None:
+    stderr = config.stash[fault_handler_stderr_fd_key]
+    faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
 
 
 @pytest.hookimpl(wrapper=True)

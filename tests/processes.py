@@ -41,6 +41,9 @@ REAP_TIMEOUT_S = 10.0
 READ_BYTES = 65536
 DRAIN_READS_MAX = 64  # a full pipe is read in fewer; a descendant may write for ever
 TAIL_LINES = 30
+# Looks at a process without an environment, a millisecond apart; the parent of the kernel's threads.
+_BECOMING_TRIES = 20
+_KTHREADD = 2
 
 
 def need(*programs: str) -> None:
@@ -200,6 +203,12 @@ class Proc:
             if self.pid in (int(stat[2]), int(stat[3])):
                 return True
             environ = Path(f"/proc/{pid}/environ").read_bytes()
+            # One that is just becoming a program has none yet; a thread of the kernel never has.
+            for _ in range(_BECOMING_TRIES if int(stat[1]) not in (0, _KTHREADD) else 0):
+                if environ:
+                    break
+                time.sleep(0.001)
+                environ = Path(f"/proc/{pid}/environ").read_bytes()
         except OSError:  # gone, or another user's
             return False
         return self._token.encode() in environ

@@ -8,6 +8,8 @@ line is `N passed, N failed` over all suites; a suite that ends without a report
 """
 
 import argparse
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -19,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".reports"
 
 # Two files at a time, those with the most tests first; or in their order, where few tests take long.
-SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile"]
+SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile", "--max-worker-restart", "2"]
 IN_ORDER = [*SIDE_BY_SIDE, "--no-loadscope-reorder"]
 
 SUITES = {
@@ -54,7 +56,7 @@ SUITES = {
         *SIDE_BY_SIDE,
     ],
 }
-SUITE_TIMEOUT_S = 1800
+SUITE_TIMEOUT_S = 900
 SLOWEST = 15
 
 PYTEST_OK = 0
@@ -98,9 +100,17 @@ def run(name: str) -> Outcome | None:
     xml.unlink(missing_ok=True)
     command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={xml}", *SUITES[name]]
     started = time.monotonic()
+    # In a group of its own, so that all of it can be ended.
+    suite = subprocess.Popen(command, cwd=ROOT, process_group=0)
     try:
-        code = subprocess.run(command, cwd=ROOT, timeout=SUITE_TIMEOUT_S).returncode
-    except subprocess.TimeoutExpired:
+        code = suite.wait(SUITE_TIMEOUT_S)
+    except BaseException as error:
+        late = isinstance(error, subprocess.TimeoutExpired)
+        # Of one that hangs, each process says where its threads are.
+        os.killpg(suite.pid, signal.SIGABRT if late else signal.SIGINT)
+        suite.wait()
+        if not late:
+            raise
         print(f"=== {name}: stopped after {SUITE_TIMEOUT_S} s", flush=True)
         return Outcome(time.monotonic() - started, failed=1)
     outcome = Outcome(time.monotonic() - started)

@@ -10,7 +10,8 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.cli import main
-from holdfast.clock import S
+from holdfast.cli.redrive import Pace
+from holdfast.clock import S, SystemClock
 from holdfast.durable import queue
 from holdfast.store.api import Store
 from tests.ops.app import Deposited
@@ -51,6 +52,19 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> 
         return Ran(code, said.out, said.err)
 
     return run
+
+
+def pause_by(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Whoever redrives at a rate waits like this. Not by the clock of all: other threads sleep by that."""
+
+    class Rests(SystemClock):
+        def sleep(self, seconds: float) -> None:
+            sleep(seconds)
+
+    begin = Pace.__init__
+    monkeypatch.setattr(
+        Pace, "__init__", lambda self, rate, _, interrupt: begin(self, rate, Rests(), interrupt)
+    )
 
 
 @pytest.fixture

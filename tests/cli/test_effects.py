@@ -13,7 +13,7 @@ from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.store.api import Store
 from holdfast.world import catalog, publish
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, pause_by
 from tests.roles.shop import Buyer, Ordered, Repeated, Slept, app
 from tests.roles.towns import Office, Write, app_of
 
@@ -194,9 +194,7 @@ def test_redrive_keeps_its_rate(
     run: Run, path: Path, shop: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(
-        "holdfast.clock.SystemClock.sleep", lambda _, seconds: slept.append(seconds)
-    )
+    pause_by(monkeypatch, slept.append)
     run("effects", "redrive", "pay", "--all", "--rate", "0.5", "--store", path)
     assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
     wrong = run("effects", "redrive", "pay", "--all", "--rate", "0", "--store", path)

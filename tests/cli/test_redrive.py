@@ -19,7 +19,7 @@ from holdfast.errors import Invalid
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.store.api import Store
 from holdfast.world import catalog, publish
-from tests.cli.conftest import TTL_NS, Run
+from tests.cli.conftest import TTL_NS, Run, pause_by
 from tests.roles.shop import Buyer, Ordered, app
 
 PAY = publish.effects("shop", "pay")
@@ -276,9 +276,7 @@ def test_what_somebody_else_redrives_meanwhile_is_passed_over(letters: Store) ->
 def test_the_command_says_that_it_was_stopped(
     run: Run, path: Path, shop: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "holdfast.clock.SystemClock.sleep", lambda *_: signal.raise_signal(signal.SIGINT)
-    )
+    pause_by(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
     ran = run("effects", "redrive", "pay", "--all", "--rate", "1", "--store", path)
     assert ran.code == 130
     assert ran.out.splitlines()[-1].startswith("stopped: ")

@@ -17,7 +17,7 @@ from holdfast.tasks import coordinator
 from holdfast.tasks.coordinator import End, New, Report
 from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.rows import Limits, Spec, keys_of, limits_of
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, pause_by
 
 SHOP = "shop"
 
@@ -233,9 +233,7 @@ def test_redrive_keeps_its_rate(
     run: Run, path: Path, store: Store, shop: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(
-        "holdfast.clock.SystemClock.sleep", lambda _, seconds: slept.append(seconds)
-    )
+    pause_by(monkeypatch, slept.append)
     run("tasks", "redrive", "--all", "--rate", "0.5", "--store", path)
     assert slept == [pytest.approx(2.0, abs=0.9)], "one at once, the other two seconds later"
     wrong = run("tasks", "redrive", "--all", "--rate", "0", "--store", path)
@@ -245,9 +243,7 @@ def test_redrive_keeps_its_rate(
 def test_an_interrupt_ends_it_between_two_commits_and_says_so(
     run: Run, path: Path, store: Store, shop: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "holdfast.clock.SystemClock.sleep", lambda *_: signal.raise_signal(signal.SIGINT)
-    )
+    pause_by(monkeypatch, lambda _: signal.raise_signal(signal.SIGINT))
     ran = run("tasks", "redrive", "--all", "--rate", "1", "--store", path)
     assert ran.code == 130
     first, last = ran.out.splitlines()

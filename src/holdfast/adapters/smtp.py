@@ -122,7 +122,11 @@ class _Watched:
     def __init__(self, *args: Any, deadline: _Deadline, **options: Any) -> None:
         self._deadline = deadline
         deadline.watch(self)  # type: ignore[arg-type]
-        super().__init__(*args, **options)
+        try:
+            super().__init__(*args, **options)
+        except BaseException:
+            self.close()  # type: ignore[attr-defined]
+            raise
 
     def getreply(self) -> tuple[int, bytes]:
         self._deadline.check()
