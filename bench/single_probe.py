@@ -45,7 +45,7 @@ def watch(notes: list[Note], what: str, owner: Any, name: str) -> None:
 
 def write(notes: list[Note], store: str) -> None:
     watch(notes, "receive", writer.Writer, "_receive")
-    watch(notes, "commit", engine.Engine, "commit")
+    watch(notes, "commit", engine.Engine, "decide")
     watch(notes, "log", redo.Redo, "append")
     limits = WriterLimits()
     arguments = Arguments(store, True, limits.linger_s, limits.backlog_bytes, limits.reader_check_s)

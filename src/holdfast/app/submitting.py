@@ -64,7 +64,7 @@ def _prepare(
         options = dict(call.given, key=kwargs["key"])
         kwargs = {name: value for name, value in kwargs.items() if name != "key"}
         call = TaskCall(call.task, options)
-    after = tuple(_dependency(runtime, one) for one in call.after)
+    after = tuple([_dependency(runtime, one) for one in call.after]) if call.after else ()
     return call, call.new(call.task.pack(args, kwargs), after)
 
 

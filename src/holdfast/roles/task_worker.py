@@ -19,10 +19,12 @@ loop of its own beside the Runner, over the same crews (docs/decisions/0012).
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 
+from holdfast import garbage
 from holdfast.authority import workers
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import CONCURRENCY_MAX, SETTLED_BYTES_MAX
@@ -234,6 +236,8 @@ class TaskWorker:
     def _stand_by(self, since: int, rest_s: float) -> int:
         """Wait for tasks at the store: those that come are leased for us in the commit that brings them."""
         self._stand()
+        if gc.isenabled():
+            garbage.collect_young()
         if self._standing is None:
             since = self.store.wait(self._topics, since, rest_s)
             self.wake()

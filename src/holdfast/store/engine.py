@@ -141,6 +141,10 @@ class Engine:
         self._last_ns = 0
         self._outcomes: dict[tuple[bytes, int], Answer] = {}
         self._outcome_ring: deque[tuple[int, list[tuple[bytes, int]]]] = deque()
+        # Keys, names and answers of the last commit, and its topics.
+        self._unremembered: (
+            tuple[Written, list[tuple[bytes, int]], list[Answer], set[str]] | None
+        ) = None
         # Rows of outcomes that are forgotten; the next commit removes them.
         self._stale_rows: list[bytes] = []
         # What was committed after this backend id, and only that, can be looked up.
@@ -156,12 +160,19 @@ class Engine:
         return self._anchor
 
     def now_ns(self) -> int:
-        return max(self._anchor.now_ns(self._clock.boot_ns()), self._last_ns)
+        now_ns = self._clock.boot_ns() + self._anchor.offset_ns
+        return now_ns if now_ns > self._last_ns else self._last_ns
 
     # -- commit --------------------------------------------------------------------------------
 
     def commit(self, requests: Sequence[Request]) -> list[Answer]:
         """Apply a batch in one durable commit. An error of the backend fails all of them."""
+        answers = self.decide(requests)
+        self.remember()
+        return answers
+
+    def decide(self, requests: Sequence[Request]) -> list[Answer]:
+        """`commit`, but for `remember`: whoever waits for the answers need not wait for that."""
         self.rung, self.stood, self.late = set(), [], []
         answers = self._try(requests)
         if answers is None:
@@ -178,6 +189,7 @@ class Engine:
         return answer
 
     def _try(self, requests: Sequence[Request]) -> list[Answer] | None:
+        self.remember()
         now_ns = self._last_ns = max(self.now_ns(), self._last_ns + 1)
         commit_no = self.commit_no + 1
         txn = self._backend.begin()
@@ -265,7 +277,8 @@ class Engine:
         txn.commit()
         self._stale_rows = []
         self.commit_no = commit_no
-        self._remember(written, done, kept, topics)
+        self.rung |= topics
+        self._unremembered = written, done, kept, topics
         self._stand(stays)
         self._step_forward(stood, topics, tried)
         return answers
@@ -318,13 +331,12 @@ class Engine:
         written.topics.update(apply.topics)
         return Answer(request.no, None, commit_no, seqs, results)
 
-    def _remember(
-        self,
-        written: Written,
-        done: list[tuple[bytes, int]],
-        kept: list[Answer],
-        topics: set[str],
-    ) -> None:
+    def remember(self) -> None:
+        """Take note of what the last commit wrote, answered and notified."""
+        if self._unremembered is None:
+            return
+        written, done, kept, topics = self._unremembered
+        self._unremembered = None
         self._ring.add(written)
         self._outcomes.update(zip(done, kept, strict=True))
         self._outcome_ring.append((written.id, done))
@@ -338,7 +350,6 @@ class Engine:
                 self._stale_rows.append(_outcome_key(oldest))
             for name in forgotten:
                 self._outcomes.pop(name, None)
-        self.rung |= topics
         if topics:
             if len(self.topics) > TOPICS_MAX:
                 self.topics.clear()

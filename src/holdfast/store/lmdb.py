@@ -29,14 +29,14 @@ from holdfast.errors import (
     Withdrawn,
 )
 from holdfast.store import backup as backups
-from holdfast.store.api import settled
+from holdfast.store.api import Operation
 from holdfast.store.engine import Answer
 from holdfast.store.future import Aside, Submitted, complete
 from holdfast.store.link import Call, Link
 from holdfast.store.local import refuse_writes, topics_of
 from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.txn import ClientTxn
-from holdfast.store.wire import fill, request_of, standing_of
+from holdfast.store.wire import Called, Ran, standing
 
 # With a thread that computes, others get the interpreter only this often; the default (5 ms) would
 # cost such a program nine tenths of its commits.
@@ -91,13 +91,13 @@ class LmdbStore:
     def _try(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[bool, Any]:
-        txn, result = self._run(fn, args, kwargs)
-        if txn.writing:
-            answer = self._link.call(request_of(txn, self._link.next_no(), self._link.client))
-            if answer.error is not None and answer.error[0] == Conflict.code:
-                return False, None
-            fill(txn, answer)
-        return True, settled(result)
+        run = self._begin(fn, args, kwargs)
+        if not run.writing:
+            return True, run.answered(None)
+        answer = self._link.call(run.request(self._link.next_no(), self._link.client))
+        if answer.error is not None and answer.error[0] == Conflict.code:
+            return False, None
+        return True, run.answered(answer)
 
     def read(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         txn, result = self._run(fn, args, kwargs)
@@ -113,9 +113,9 @@ class LmdbStore:
         return self._link.together()
 
     def stand(self, topics: Sequence[str], fn: Callable[..., Any], *args: Any) -> LmdbStanding:
-        txn, result = self._run(fn, args, {})
-        request = standing_of(txn, topics, self._link.next_no(), self._link.client)
-        return LmdbStanding(self._link, self._link.stand(request), txn, result)
+        run = self._begin(fn, args, {})
+        request = standing(run.request(self._link.next_no(), self._link.client), topics)
+        return LmdbStanding(self._link, self._link.stand(request), run)
 
     def wait(self, topic: str | Sequence[str], since: int, timeout: float) -> int:
         self._check()
@@ -140,6 +140,21 @@ class LmdbStore:
     def _check(self) -> None:
         if self._gone is not None:
             raise self._gone(path=str(self.path))
+
+    def _begin(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Ran | Called:
+        """What is to be sent, before it has a number."""
+        if type(fn) is not Operation:
+            return Ran(*self._run(fn, args, kwargs))
+        args = fn.positional(args, kwargs)
+        self._check()
+        self._link.check()
+        try:
+            return Called(fn, args, self._backend.last_id())
+        except lmdb.Error as error:
+            self._check()  # closed meanwhile, by another thread
+            raise storage_error(error, self.path) from None
 
     def _run(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -169,11 +184,11 @@ class LmdbStore:
     ) -> None:
         completions = self._link.completions
         try:
-            txn, result = self._run(fn, args, kwargs)
-            if not txn.writing:
-                complete(future, settled(result))
+            run = self._begin(fn, args, kwargs)
+            if not run.writing:
+                complete(future, run.answered(None))
                 return
-            request = request_of(txn, self._link.next_no(), self._link.client)
+            request = run.request(self._link.next_no(), self._link.client)
         except Exception as error:
             complete(future, error=error)
             return
@@ -184,11 +199,11 @@ class LmdbStore:
                 self._aside.run(lambda: self._submit_again(future, fn, args, kwargs, tries - 1))
                 return
             try:
-                fill(txn, answer)
+                result = run.answered(answer)
             except Exception as error:
                 completions.complete(future, error=error)
             else:
-                completions.complete(future, settled(result))
+                completions.complete(future, result)
 
         self._link.post(request, finish)
 
@@ -207,11 +222,10 @@ class LmdbStore:
 
 
 class LmdbStanding:
-    def __init__(self, link: Link, call: Call, txn: ClientTxn, result: Any) -> None:
+    def __init__(self, link: Link, call: Call, run: Ran | Called) -> None:
         self._link = link
         self._call = call
-        self._txn = txn
-        self._result = result
+        self._run = run
 
     @property
     def answered(self) -> bool:
@@ -222,8 +236,7 @@ class LmdbStanding:
 
     def result(self) -> Any:
         assert self._call.answer is not None, "not answered yet"
-        fill(self._txn, self._call.answer)
-        return settled(self._result)
+        return self._run.answered(self._call.answer)
 
     def withdraw(self) -> bool:
         answer = self._link.withdraw(self._call)

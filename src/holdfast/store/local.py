@@ -18,7 +18,7 @@ from holdfast.store.api import settled
 from holdfast.store.engine import STANDS, Answer, Backend, Engine, Request
 from holdfast.store.future import Submitted, complete
 from holdfast.store.txn import ClientTxn
-from holdfast.store.wire import fill, request_of, standing_of
+from holdfast.store.wire import fill, request_of, standing
 
 
 class LocalStore:
@@ -78,11 +78,10 @@ class LocalStore:
         with self._lock:
             txn, result = self._run(fn, args, {})
             self._no += 1
-            standing = LocalStanding(self, txn, result, self._no)
-            request = standing_of(txn, topics, self._no, self._client)
-            self._standing[self._no] = standing
+            request = standing(request_of(txn, self._no, self._client), topics)
+            stands = self._standing[self._no] = LocalStanding(self, txn, result, self._no)
             self._commit(request)
-            return standing
+            return stands
 
     def withdraw(self, no: int) -> Answer:
         with self._lock:

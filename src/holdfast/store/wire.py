@@ -19,7 +19,7 @@ import msgspec
 from holdfast import codec
 from holdfast.config import FRAME_BYTES_MAX
 from holdfast.errors import Invalid, from_wire
-from holdfast.store.api import Operation
+from holdfast.store.api import Operation, settled
 from holdfast.store.engine import Answer, Request
 from holdfast.store.txn import ClientTxn
 
@@ -124,12 +124,57 @@ def request_of(txn: ClientTxn, no: int, client: bytes) -> Request:
     )
 
 
-def standing_of(txn: ClientTxn, topics: Sequence[str], no: int, client: bytes) -> Request:
-    request = request_of(txn, no, client)
+def standing(request: Request, topics: Sequence[str]) -> Request:
     if request.reads or request.ranges or request.puts or request.deletes or not request.calls:
         raise Invalid(what="transaction", why="one that stands calls operations, and nothing else")
     request.when = list(topics)
     return request
+
+
+class Ran:
+    """A function that ran on a snapshot: what it wants done, and what its caller gets."""
+
+    __slots__ = ("_result", "_txn")
+
+    def __init__(self, txn: ClientTxn, result: Any) -> None:
+        self._txn = txn
+        self._result = result
+
+    @property
+    def writing(self) -> bool:
+        return self._txn.writing
+
+    def request(self, no: int, client: bytes) -> Request:
+        return request_of(self._txn, no, client)
+
+    def answered(self, answer: Answer | None) -> Any:
+        if answer is not None:
+            fill(self._txn, answer)
+        return settled(self._result)
+
+
+class Called:
+    """An operation by itself: nothing is read for it here, so nothing can conflict."""
+
+    __slots__ = ("_args", "_operation", "_snapshot")
+    writing = True
+
+    def __init__(
+        self, operation: Operation[Any, Any], args: tuple[Any, ...], snapshot: int
+    ) -> None:
+        self._operation = operation
+        self._args = args
+        self._snapshot = snapshot
+
+    def request(self, no: int, client: bytes) -> Request:
+        called = (self._operation.name, _packed_args(self._operation, self._args))
+        return Request(no, client, self._snapshot, calls=[called])
+
+    def answered(self, answer: Answer | None) -> Any:
+        assert answer is not None
+        if answer.error is not None:
+            raise from_wire(answer.error)
+        return self._operation.decode_result(bytes(answer.results[0]))
 
 
 def _packed_args(operation: Operation[Any, Any], args: tuple[Any, ...]) -> msgspec.Raw:

@@ -27,7 +27,7 @@ from typing import Any
 import lmdb
 import msgspec
 
-from holdfast import __version__
+from holdfast import __version__, garbage
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
 from holdfast.errors import Busy, HoldfastError, Invalid, StoreBusy, StoreFull, to_wire
@@ -104,6 +104,8 @@ class Writer:
             events = self._selector.select(0 if self._work else wait_s)
             if ahead and not events and not self._work:
                 importlib.import_module(ahead.pop(0))
+                if not ahead:
+                    garbage.take_over()
             for key, mask in events:
                 connection: Connection | None = key.data
                 if connection is None:
@@ -114,6 +116,7 @@ class Writer:
                     self._send(connection)
             if self._work:
                 self._commit()
+                garbage.collect_young(2)
             self._backend.tick()
             now_ns = SYSTEM.mono_ns()
             if self._connections:
@@ -153,7 +156,7 @@ class Writer:
         # us, and the others would wait for that.
         touched: dict[Connection, None] = {}
         try:
-            answers = self._engine.commit([request for _, request in batch])
+            answers = self._engine.decide([request for _, request in batch])
         except StoreFull as error:
             answers = [Answer(request.no, to_wire(error)) for _, request in batch]
         for connection, request in batch:
@@ -181,6 +184,7 @@ class Writer:
         for connection in touched:
             if connection in self._connections:
                 self._reply(connection)
+        self._engine.remember()
 
     def _follow(self, connection: Connection, name: Name) -> None:
         """Keep in mind whose it is that stands, if it does."""
