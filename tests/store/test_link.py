@@ -135,7 +135,7 @@ def test_whoever_is_listed_when_the_reader_has_just_left_reads_itself(
 def test_the_writer_does_not_import_from_the_current_directory(tmp_path: Path) -> None:
     trap = tmp_path / "here"
     trap.mkdir()
-    for name in ("selectors", "signal", "msgspec", "lmdb"):
+    for name in ("select", "signal", "msgspec", "lmdb"):
         (trap / f"{name}.py").write_text("raise SystemExit('imported from the wrong place')")
     code = "import holdfast.store as s; s.open('data').close(); print('opened')"
     ran = subprocess.run(

@@ -17,7 +17,7 @@ import fcntl
 import importlib
 import os
 import resource
-import selectors
+import select
 import signal
 import socket
 import sys
@@ -59,10 +59,15 @@ _LOOK_S = 0.05
 
 
 class Connection:
-    __slots__ = ("answers", "frames", "greeted", "out", "sock", "standing", "topics", "watched")
+    __slots__ = (
+        "answers", "dropped", "events", "frames", "greeted", "out", "sock", "standing", "topics",
+        "watched",
+    )  # fmt: skip
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
+        self.events = select.EPOLLIN
+        self.dropped = False
         self.frames = Frames()
         self.greeted = False
         self.out = bytearray()
@@ -80,8 +85,9 @@ class Writer:
         self._backend = backend
         self._engine = engine
         self._limits = limits
-        self._selector = selectors.DefaultSelector()
-        self._connections: set[Connection] = set()
+        self._epoll = select.epoll()
+        # By their descriptors.
+        self._connections: dict[int, Connection] = {}
         self._watchers: dict[str, set[Connection]] = {}
         self._work: list[tuple[Connection, Request]] = []
         self._standers: dict[Name, Connection] = {}
@@ -90,7 +96,7 @@ class Writer:
         self._listener = listen(path)
         self._socket = os.stat(path / SOCKET)
         self._spare = os.open(os.devnull, os.O_RDONLY)
-        self._selector.register(self._listener, selectors.EVENT_READ, None)
+        self._epoll.register(self._listener, select.EPOLLIN)
 
     def stop(self, *_: object) -> None:
         self._stopping = True
@@ -101,16 +107,18 @@ class Writer:
         ahead = list(_OPERATIONS)
         while not self._stopping:
             wait_s = _MOMENT_S if ahead else self._limits.reader_check_s
-            events = self._selector.select(0 if self._work else wait_s)
+            events = self._epoll.poll(0 if self._work else wait_s)
             if ahead and not events and not self._work:
                 importlib.import_module(ahead.pop(0))
                 if not ahead:
                     garbage.take_over()
-            for key, mask in events:
-                connection: Connection | None = key.data
+            for fd, mask in events:
+                connection = self._connections.get(fd)
                 if connection is None:
-                    self._accept()
-                elif mask & selectors.EVENT_READ:
+                    # One that was dropped a moment ago may be told of, too.
+                    if fd == self._listener.fileno():
+                        self._accept()
+                elif mask != select.EPOLLOUT:
                     self._receive(connection)
                 else:
                     self._send(connection)
@@ -143,8 +151,9 @@ class Writer:
             if os.path.samestat(self._socket, os.stat(self._path / SOCKET)):
                 (self._path / SOCKET).unlink()
         self._listener.close()
-        for connection in self._connections:
+        for connection in self._connections.values():
             connection.sock.close()
+        self._epoll.close()
         self._backend.close()
 
     # -- commit --------------------------------------------------------------------------------
@@ -167,7 +176,11 @@ class Writer:
                 connection.answers.append(answer)
                 touched[connection] = None
         if self._engine.stood or self._engine.late:
-            came = {(request.client, request.no): connection for connection, request in batch}
+            came = {
+                (request.client, request.no): connection
+                for connection, request in batch
+                if request.when
+            }
             for request, answer in self._engine.stood:
                 connection = came.get((request.client, request.no)) or self._step_down(request)
                 connection.answers.append(answer)
@@ -182,7 +195,7 @@ class Writer:
                 connection.topics[topic] = self._engine.commit_no
                 touched[connection] = None
         for connection in touched:
-            if connection in self._connections:
+            if not connection.dropped:
                 self._reply(connection)
         self._engine.remember()
 
@@ -224,8 +237,8 @@ class Writer:
             return
         sock.setblocking(False)
         connection = Connection(sock)
-        self._connections.add(connection)
-        self._selector.register(sock, selectors.EVENT_READ, connection)
+        self._connections[sock.fileno()] = connection
+        self._epoll.register(sock, connection.events)
 
     def _turn_away(self) -> None:
         """No descriptor is left for another client: say so with the one kept for this."""
@@ -322,14 +335,16 @@ class Writer:
         self._watch_writable(connection)
 
     def _watch_writable(self, connection: Connection) -> None:
-        events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
-        if self._selector.get_key(connection.sock).events != events:
-            self._selector.modify(connection.sock, events, connection)
+        events = select.EPOLLIN | (select.EPOLLOUT if connection.out else 0)
+        if connection.events != events:
+            connection.events = events
+            self._epoll.modify(connection.sock, events)
 
     def _drop(self, connection: Connection) -> None:
-        if connection not in self._connections:
+        if connection.dropped:
             return
-        self._connections.discard(connection)
+        connection.dropped = True
+        del self._connections[connection.sock.fileno()]
         # What it had sent and was not answered its client sends again: it must not count twice.
         self._work = [(of, request) for of, request in self._work if of is not connection]
         for name in connection.standing:
@@ -340,7 +355,7 @@ class Writer:
             watchers.discard(connection)
             if not watchers:
                 del self._watchers[topic]
-        self._selector.unregister(connection.sock)
+        self._epoll.unregister(connection.sock)
         connection.sock.close()
 
 
