@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from holdfast.codec import Record
 from holdfast.store import blobs
+from holdfast.store.schema import int_bytes
 from holdfast.tasks import board
 from holdfast.tasks.decision import Decision
 from holdfast.tasks.records import Granted
@@ -39,8 +40,7 @@ class Giving:
     """What a worker is granted from one lane: leases of equal length have one number."""
 
     __slots__ = (
-        "_alike", "_decision", "_given", "_grants", "_number", "_place", "_queue", "_worker",
-        "count", "size",
+        "_alike", "_decision", "_grants", "_number", "_place", "_queue", "_worker", "count", "size",
     )  # fmt: skip
 
     def __init__(
@@ -51,7 +51,7 @@ class Giving:
         self._queue = queue
         self._place = place
         self._grants = grants
-        self._given = self._number = decision.txn.count(decision.keys.lease)
+        self._number = decision.txn.count(decision.keys.lease)
         self._alike: dict[tuple[int, bool], _Leases] = {}
         self.count = self.size = 0
 
@@ -113,7 +113,7 @@ class Giving:
         txn, keys = decision.txn, decision.keys
         decision.tally.add(self._queue, self._place, -self.count)
         decision.tally.add(self._queue, "leased", self.count)
-        txn.add(keys.lease, self._number - self._given)
+        txn.put(keys.lease, int_bytes(self._number))
         for batch in self._alike.values():
             lease_no, expires_ns = batch.lease, batch.expires_ns
             decision.log.say(Granted(lease_no, worker, expires_ns, batch.tasks))

@@ -230,16 +230,7 @@ decode_body = codec.decoder(Body).decode
 decode_status = codec.decoder(Status).decode
 
 
-def put_spec(txn: Txn, keys: Keys, spec: Spec) -> bytes:
-    name = _name_of(spec)
-    key = keys.specs + tuples.pack((name,))
-    if txn.get(key) is None:
-        txn.put(key, pack(spec))
-    return name
-
-
-@lru_cache(_SPECS_MAX)
-def _name_of(spec: Spec) -> bytes:
+def name_of(spec: Spec) -> bytes:
     return codec.digest_of(spec)[:16]
 
 

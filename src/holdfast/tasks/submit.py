@@ -8,6 +8,7 @@ must complete before it is begun.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from holdfast.codec import Record
 from holdfast.config import (
@@ -20,6 +21,7 @@ from holdfast.durable.bounds import check_limit, check_name, check_time, check_t
 from holdfast.errors import Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
+from holdfast.store.schema import int_bytes
 from holdfast.tasks import board, dependents
 from holdfast.tasks.decision import Decision
 from holdfast.tasks.records import Created, Dead, digest_of
@@ -32,9 +34,9 @@ from holdfast.tasks.rows import (
     Status,
     lane,
     missing,
+    name_of,
     pack,
     pack_int,
-    put_spec,
     seq_of,
 )
 from holdfast.tasks.runs import run_row
@@ -61,7 +63,7 @@ class New(Record, frozen=True):
 @operation
 def submit(txn: Txn, universe: str, spec: Spec, new: list[New]) -> list[int]:
     """Create tasks, all or none; their seqs. A key that is in use answers with its task."""
-    return submit_all.fn(txn, universe, [spec], [0] * len(new), new)
+    return _create(txn, universe, [spec], [0] * len(new), new)
 
 
 @operation
@@ -69,24 +71,30 @@ def submit_all(
     txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
 ) -> list[int]:
     """`submit` for tasks of different kinds."""
-    check_limit(len(new), "tasks")
     if len(spec_of_each) != len(new) or not set(spec_of_each) <= set(range(len(specs))):
         raise Invalid(what="tasks", why="each has one spec")
-    for spec in specs:
-        check_spec(spec)
-    _check_order(new)
+    return _create(txn, universe, specs, spec_of_each, new)
+
+
+def _create(
+    txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
+) -> list[int]:
+    check_limit(len(new), "tasks")
     decision = Decision(txn, universe)
-    for spec in specs:
-        _check_plain(decision.keys, spec)
+    keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
+    forms = [_form(keys, spec) for spec in specs]
+    _check_order(new)
     for at, one in zip(spec_of_each, new, strict=True):
         if one.limit or one.key:
-            _check_keys(decision.keys, specs[at], one.limit, one.key)
-    keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
-    names = [put_spec(txn, keys, spec) for spec in specs]
-    # The usual task is ready at once: its queue, its priority, and nothing else to look at.
-    lanes = [keys.ready + lane(spec.queue, spec.kind, spec.priority) for spec in specs]
+            _check_keys(keys, specs[at], one.limit, one.key)
     put, bodies = txn.put, keys.bodies
-    seq = last = txn.count(keys.seq)
+    for form in forms:
+        if txn.get(form.key) is None:
+            put(form.key, form.row)
+    names = [form.name for form in forms]
+    # The usual task is ready at once: its queue, its priority, and nothing else to look at.
+    lanes = [form.lane for form in forms]
+    seq = txn.count(keys.seq)
     seqs: list[int] = []
     created: list[int] = []
     rows: list[bytes] = []
@@ -167,7 +175,7 @@ def submit_all(
             decision.tally.add(spec.queue, "ready", count)
             decision.wake(spec.queue)
     if created:
-        txn.add(keys.seq, seq - last)
+        put(keys.seq, int_bytes(seq))
         decision.log.say(Created(created, digest_of(rows)))
     for dead, spec in stillborn:
         decision.log.say(Dead([dead], dependents.DEPENDENCY_FAILED))
@@ -211,10 +219,22 @@ def _check_order(new: list[New]) -> None:
             check_name("limit_key", one.limit)
 
 
+class _Form(NamedTuple):
+    """What all tasks of a spec have in common: the spec's name and row, and where its tasks wait."""
+
+    name: bytes
+    key: bytes
+    row: bytes
+    lane: bytes
+
+
 @lru_cache(1024)
-def _check_plain(keys: Keys, spec: Spec) -> None:
-    """Once for each spec: most tasks have no key and no limit."""
+def _form(keys: Keys, spec: Spec) -> _Form:
+    check_spec(spec)
     _check_keys(keys, spec)
+    name = name_of(spec)
+    ready = keys.ready + lane(spec.queue, spec.kind, spec.priority)
+    return _Form(name, keys.specs + tuples.pack((name,)), pack(spec), ready)
 
 
 def _check_keys(keys: Keys, spec: Spec, limit: str = "", key: str = "") -> None:
