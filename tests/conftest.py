@@ -43,9 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    marker = item.get_closest_marker("timeout")
-    limit_s = marker.args[0] if marker else float(item.config.getini("timeout"))
-    _end_after(limit_s + HANGS_S, item.config)
+    limit_s = _limit_s(item)
+    if limit_s:
+        _end_after(limit_s + HANGS_S, item.config)
     try:
         return (yield)
     finally:
@@ -57,9 +57,21 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     _end_after(HANGS_S, session.config)
 
 
+def _limit_s(item: pytest.Item) -> float:
+    """How long pytest-timeout lets it run; 0 is for ever."""
+    if item.config.getoption("usepdb", False):
+        return 0.0
+    marker = item.get_closest_marker("timeout")
+    if marker is not None:
+        return float(marker.args[0] if marker.args else marker.kwargs.get("timeout", 0))
+    given = item.config.getoption("timeout", None)
+    return float(item.config.getini("timeout") if given is None else given)
+
+
 def _end_after(seconds: float, config: pytest.Config) -> None:
-    stderr = config.stash[fault_handler_stderr_fd_key]
-    faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
+    stderr = config.stash.get(fault_handler_stderr_fd_key, None)
+    if stderr is not None:
+        faulthandler.dump_traceback_later(seconds, file=stderr, exit=True)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -57,6 +57,7 @@ SUITES = {
     ],
 }
 SUITE_TIMEOUT_S = 900
+END_S = 20
 SLOWEST = 15
 
 PYTEST_OK = 0
@@ -79,6 +80,8 @@ def main() -> int:
     if unknown := set(names) - SUITES.keys():
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
 
+    # Whoever ends this ends the suite that runs.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     outcomes: dict[str, Outcome] = {}
     for name in names:
         if not (ROOT / SUITES[name][0]).is_dir():
@@ -107,8 +110,7 @@ def run(name: str) -> Outcome | None:
     except BaseException as error:
         late = isinstance(error, subprocess.TimeoutExpired)
         # Of one that hangs, each process says where its threads are.
-        os.killpg(suite.pid, signal.SIGABRT if late else signal.SIGINT)
-        suite.wait()
+        end(suite, signal.SIGABRT if late else signal.SIGINT)
         if not late:
             raise
         print(f"=== {name}: stopped after {SUITE_TIMEOUT_S} s", flush=True)
@@ -121,6 +123,15 @@ def run(name: str) -> Outcome | None:
     if code != PYTEST_OK and not outcome.failed:
         outcome.failed = 1  # it ended badly without saying which test did
     return outcome
+
+
+def end(suite: subprocess.Popen[bytes], how: signal.Signals) -> None:
+    os.killpg(suite.pid, how)
+    try:
+        suite.wait(END_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(suite.pid, signal.SIGKILL)
+        suite.wait()
 
 
 def count(xml: Path, outcome: Outcome) -> None:

@@ -1,4 +1,4 @@
-"""Garbage, collected when nobody waits for us.
+"""Garbage, collected when it holds up nobody.
 
 The interpreter collects cycles whenever enough was allocated, which is as good as certainly while somebody
 waits: a tenth of a millisecond, now and then a whole one. Who knows a better moment says so here.
@@ -8,24 +8,38 @@ from __future__ import annotations
 
 import gc
 
-# New objects for which a moment is worth using.
-YOUNG = 350
+# A collection that is fewer new objects away than this is brought on, or is worth a moment.
+NEAR = 350
+# A process of ours collects everything also while it is busy, once it has put that off so often.
+PUT_OFF_MAX = 1_000
 
 
-def collect_young(most: int = 1) -> None:
-    """Collect what the interpreter would soon collect by itself, of generations up to this one."""
-    counts = gc.get_count()
-    if counts[0] < YOUNG:
-        return
-    thresholds = gc.get_threshold()
-    generation = 0
-    while generation < most and counts[generation + 1] > thresholds[generation + 1]:
-        generation += 1
-    gc.collect(generation)
+def bring_on() -> None:
+    """If the interpreter is about to collect, let it do so now: what, how much and whether at all is left to
+    it, for the process is not ours alone."""
+    left = gc.get_threshold()[0] - gc.get_count()[0]
+    if 0 <= left <= NEAR and gc.isenabled():
+        bait: list[list[None]] = []
+        for _ in range(left + 2):
+            bait.append([])
 
 
 def take_over() -> None:
-    """For a process that is ours alone: what there is now is kept for good, and the rest is collected only
-    by `collect_young`."""
+    """For a process of ours: what there is now is kept for good, and the rest is collected by `collect`."""
     gc.disable()
     gc.freeze()
+
+
+def collect(*, busy: bool) -> None:
+    """For a process of ours, between two things that it does: collect what is due, if it is due. All there
+    is takes long, and is left for when it is not busy."""
+    young, middle, old = gc.get_count()
+    if gc.isenabled() or young < NEAR:
+        return
+    _, middle_max, old_max = gc.get_threshold()
+    if middle <= middle_max:
+        gc.collect(0)
+    elif old <= old_max or (busy and old < PUT_OFF_MAX):
+        gc.collect(1)
+    else:
+        gc.collect(2)

@@ -300,3 +300,16 @@ def test_the_first_commit_after_a_take_over_is_remembered_by_the_next_writer(
     third = Engine(backend, SimClock())
     assert codes(third.commit([resent(original)])) == [None]
     assert schema.int_of(backend.get(b"n") or b"") == 1
+
+
+def test_what_was_decided_is_remembered_before_the_next_decision(engine: Engine) -> None:
+    """Whoever gives the answers takes note of them afterwards; or the next one does."""
+    reader = request(engine, 2, reads=[b"k"], puts={b"x": b"1"})
+    first = request(engine, 1, puts={b"k": b"new"}, topics=["news"])
+    [told] = engine.decide([first])
+    assert engine.rung == {"news"}
+    assert codes(engine.decide([reader])) == ["conflict"]
+    first.resent = True
+    assert engine.decide([first]) == [told]
+    assert engine.commit_no == 1
+    assert engine.topics == {"news": 1}

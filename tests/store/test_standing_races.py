@@ -184,3 +184,29 @@ def test_one_that_is_called_back_in_a_batch_that_breaks_is_gone(tmp_path: Path) 
     assert told.error[0] == Withdrawn.code
     assert refused.error is not None
     assert len(engine.standers) == 0
+
+
+def test_one_that_is_called_back_before_its_turn_has_come_is_not_tried(tmp_path: Path) -> None:
+    """A commit tries some; of the others, one is called back in the same batch, which breaks."""
+    engine = Engine(MemoryBackend(), SimClock())
+    client = b"client"
+    args = ("main", "w", ["default"], 1, (1,) * len(KINDS), (), 0)
+    lease = (tasks.lease_when.name, msgspec.Raw(codec.pack(args)))
+    for no in range(1, TRIED_MAX + 3):
+        engine.commit([Request(no, client, 0, calls=[lease], when=[TOPIC])])
+    called = (
+        tasks.submit.name,
+        msgspec.Raw(codec.pack(("main", Spec("t", "default"), [New(b"")]))),
+    )
+    _, told, refused = engine.commit(
+        [
+            Request(50, client, 0, calls=[called]),
+            Request(TRIED_MAX + 1, client, 0, resent=True, withdrawn=True),
+            Request(51, client, 0, adds={b"n": "x"}),  # type: ignore[dict-item]
+        ]
+    )
+    assert told.error is not None
+    assert told.error[0] == Withdrawn.code
+    assert refused.error is not None
+    assert [one.no for one in engine.late] == [TRIED_MAX + 2]
+    assert (client, TRIED_MAX + 1) not in engine.standers

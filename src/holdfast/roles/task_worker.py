@@ -19,7 +19,6 @@ loop of its own beside the Runner, over the same crews (docs/decisions/0012).
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -236,8 +235,7 @@ class TaskWorker:
     def _stand_by(self, since: int, rest_s: float) -> int:
         """Wait for tasks at the store: those that come are leased for us in the commit that brings them."""
         self._stand()
-        if gc.isenabled():
-            garbage.collect_young()
+        garbage.bring_on()
         if self._standing is None:
             since = self.store.wait(self._topics, since, rest_s)
             self.wake()

@@ -211,7 +211,7 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
     "time: follows the wall clock": (
         Edit(
             "store.engine:Engine.now_ns",
-            "self._anchor.now_ns(self._clock.boot_ns())",
+            "self._clock.boot_ns() + self._anchor.offset_ns",
             "self._clock.wall_ns()",
         ),
     ),

@@ -15,7 +15,7 @@ _live = "tasks.lease:live"
 _settle = "tasks.settle:_settle"
 _fail = "tasks.settle:_fail"
 _decision = "tasks.decision:Decision"
-_submit = "tasks.submit:submit_all"
+_submit = "tasks.submit:_create"
 _block = "tasks.dependents:block"
 _tell = "tasks.dependents:_tell"
 _cancel = "tasks.control:cancel"
@@ -31,7 +31,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     # granting
     "grant: stays in its queue": (Edit(_shorten, "txn.delete(key)", "pass"),),
     "grant: lease numbers given again": (
-        Edit(_give, "txn.add(keys.lease, self._number - self._given)", "pass"),
+        Edit(_give, "txn.put(keys.lease, int_bytes(self._number))", "pass"),
     ),
     "grant: attempt not counted": (Edit("tasks.board:granted", "was.attempt + 1", "was.attempt"),),
     "grant: not logged": (
@@ -305,7 +305,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "redrive: the key stays with the old": (Edit(_redrive, "if body.key:", "if False:"),),
     # submitting
-    "submit: seqs given again": (Edit(_submit, "txn.add(keys.seq, seq - last)", "pass"),),
+    "submit: seqs given again": (Edit(_submit, "put(keys.seq, int_bytes(seq))", "pass"),),
     "submit: key not looked up": (Edit("tasks.submit:_keyed", "if found is None:", "if True:"),),
     "submit: key not remembered": (Edit(_submit, "if one.key:", "if False:"),),
     "submit: other arguments under a key": (

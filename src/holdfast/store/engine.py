@@ -131,11 +131,11 @@ class Engine:
         self._clock = clock
         self.commit_no = 0
         self.topics: dict[str, int] = {}
-        # The topics that the last call of `commit` notified.
+        # The topics that the last call of `commit`, or of `decide`, notified.
         self.rung: set[str] = set()
         self.standers = Standers()
-        # Requests that stood and were applied by the last call of `commit`, with their answers, and
-        # those that were notified and are still to be tried.
+        # Requests that stood and were applied by it, with their answers, and those that were notified and
+        # are still to be tried.
         self.stood: list[tuple[Request, Answer]] = []
         self.late: list[Request] = []
         self._last_ns = 0
@@ -203,6 +203,7 @@ class Engine:
         tried: list[Request] = []
         trying: Request | None = None
         called_back: list[Request] = []
+        was_late: list[Request] = []
         try:
             for request in requests:
                 name = (request.client, request.no)
@@ -215,7 +216,9 @@ class Engine:
                     former = self.standers.remove(name)
                     if former is not None:
                         called_back.append(former)
-                    stood_here = _take_out(stays, name) or former is not None
+                    late = _take_out(self.late, name)
+                    was_late += late
+                    stood_here = _take_out(stays, name) or late or former is not None
                     if request.withdrawn and stood_here:
                         answers.append(Answer(request.no, to_wire(Withdrawn(txn_no=request.no))))
                         continue
@@ -264,6 +267,7 @@ class Engine:
             if isinstance(error, _Unwritable) and isinstance(error.error, StoreError):
                 raise error.error from None
             self._stand(called_back)
+            self.late += was_late
             refused = self._backend.typed(error) or Invalid(
                 what="transaction", why=f"{type(error).__name__}: {error}"
             )
@@ -430,12 +434,12 @@ def keepable(answer: Answer) -> Answer:
     return Answer(answer.no, to_wire(told), answer.commit_no)
 
 
-def _take_out(requests: list[Request], name: Name) -> bool:
-    """Whether one of this name was among them."""
+def _take_out(requests: list[Request], name: Name) -> list[Request]:
+    """Those of this name that were among them."""
     found = [one for one in requests if (one.client, one.no) == name]
     for one in found:
         requests.remove(one)
-    return bool(found)
+    return found
 
 
 class _Unwritable(Exception):

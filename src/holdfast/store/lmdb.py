@@ -1,7 +1,8 @@
 """The embedded store: rows in LMDB, read directly by every process, written by one.
 
 A client runs a transaction on an LMDB snapshot of its own and sends what it read and wrote to the
-writer process, which validates, applies and commits it together with those of all other clients.
+writer process, which validates, applies and commits it together with those of all other clients. An
+operation by itself needs no snapshot: it runs at the writer.
 Nothing a client does, dying included, can leave a lock behind or hold up the others.
 """
 

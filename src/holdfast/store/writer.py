@@ -124,7 +124,7 @@ class Writer:
                     self._send(connection)
             if self._work:
                 self._commit()
-                garbage.collect_young(2)
+                garbage.collect(busy=bool(self._work))
             self._backend.tick()
             now_ns = SYSTEM.mono_ns()
             if self._connections:
@@ -179,7 +179,7 @@ class Writer:
             came = {
                 (request.client, request.no): connection
                 for connection, request in batch
-                if request.when
+                if request.when or request.withdrawn
             }
             for request, answer in self._engine.stood:
                 connection = came.get((request.client, request.no)) or self._step_down(request)
@@ -260,6 +260,8 @@ class Writer:
             return
         try:
             for body in connection.frames.feed(data):
+                if connection.dropped:
+                    break
                 if connection.greeted:
                     self._take(connection, body)
                 else:
