@@ -7,6 +7,7 @@ waits: a tenth of a millisecond, now and then a whole one. Who knows a better mo
 from __future__ import annotations
 
 import gc
+import sys
 
 # A collection that is fewer new objects away than this is brought on, or is worth a moment.
 NEAR = 350
@@ -25,9 +26,11 @@ def bring_on() -> None:
 
 
 def take_over() -> None:
-    """For a process of ours: what there is now is kept for good, and the rest is collected by `collect`."""
-    gc.disable()
-    gc.freeze()
+    """For a process of ours: what there is now is kept for good, and the rest is collected by `collect`.
+    Not in builds without the interpreter's lock: every collection there is one of all generations."""
+    if "t" not in sys.abiflags:
+        gc.disable()
+        gc.freeze()
 
 
 def collect(*, busy: bool) -> None:
