@@ -93,7 +93,7 @@ def submitted(store: LmdbStore) -> State:
     return State(store.read(state))
 
 
-def test_one_that_is_applied_and_called_back_in_a_batch_that_breaks_is_answered_once(
+def test_one_that_is_applied_and_called_back_in_a_batch_that_breaks_has_what_it_was_granted(
     store: LmdbStore,
 ) -> None:
     before = writer_of(store)
@@ -116,32 +116,27 @@ def test_one_that_is_applied_and_called_back_in_a_batch_that_breaks_is_answered_
     assert writer_of(store) == before
 
 
-@pytest.fixture
-def stopped(store: LmdbStore) -> Iterator[int]:
-    """A writer that finds all that was sent meanwhile at once."""
-    pid = writer_of(store)
-    os.kill(pid, signal.SIGSTOP)
-    yield pid
-    os.kill(pid, signal.SIGCONT)
-
-
-def test_one_that_greets_and_asks_and_is_gone_harms_nobody(store: LmdbStore, stopped: int) -> None:
+@pytest.mark.parametrize(
+    ("greeted", "last"),
+    [
+        (False, HELLO + asking(watch=("news",))),
+        # If it stood, the task would be leased to nobody until that runs out.
+        (True, asking(watch=(TOPIC,)) + asking(standing(1))),
+    ],
+    ids=["greets and asks", "asks and stands"],
+)
+def test_one_that_is_gone_when_it_is_heard_harms_nobody(
+    store: LmdbStore, greeted: bool, last: bytes
+) -> None:
     raw = Raw(store)
-    raw.sock.sendall(HELLO + asking(watch=("news",)))
-    raw.sock.close()
-    os.kill(stopped, signal.SIGCONT)
-    assert submitted(store) is State.WAITING
-    assert writer_of(store) == stopped
-
-
-def test_what_one_that_is_gone_said_last_does_not_stand(store: LmdbStore) -> None:
-    raw = Raw(store).greet()
+    if greeted:
+        raw.greet()
     pid = writer_of(store)
+    # So that the writer finds all of it at once.
     os.kill(pid, signal.SIGSTOP)
-    raw.sock.sendall(asking(watch=(TOPIC,)) + asking(standing(1)))
+    raw.sock.sendall(last)
     raw.sock.close()
     os.kill(pid, signal.SIGCONT)
-    # Or else the task would be leased to nobody until that runs out.
     assert submitted(store) is State.WAITING
     assert writer_of(store) == pid
 
