@@ -362,6 +362,5 @@ def test_the_password_is_in_no_text_of_the_server() -> None:
 
 def test_a_mail_composed_twice_differs_in_its_date_alone() -> None:
     made = [email.compose(ME, ["a@x.org"], "s", "b", Mail(), key="k") for _ in range(2)]
-    for mail in made:
-        del mail["Date"]
-    assert made[0].as_bytes() == made[1].as_bytes()
+    undated = [[line for line in mail.split(b"\r\n") if b"Date: " not in line] for mail in made]
+    assert undated[0] == undated[1]

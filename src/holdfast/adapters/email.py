@@ -3,10 +3,13 @@
 - The Message-ID is made of the intent's idempotency key, so the copies of a repeated attempt are one
   message to whoever drops duplicates. SMTP itself knows no idempotency: a connection that breaks
   after the text was sent is tried again, and the docs say so.
-- What goes into a header may not hold a line break or another control character: it is refused, never
-  cleaned. Addresses are bare addresses, and are checked.
+- Text for a header may not hold a line break or another control character. It is refused, never
+  cleaned. A reader sees exactly the text that was given: an encoded word in it (`=?utf-8?q?…?=`) is
+  text, not an instruction (`header_fields`). Addresses are bare addresses, and are checked.
+- The finished mail is parsed again before it is sent. Other header fields or texts than those that
+  went in are refused.
 
-How it is handed in is in `smtp`.
+The conversation with the server is in `smtp`.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 import msgspec
 
 from holdfast import codec
-from holdfast.adapters import smtp
+from holdfast.adapters import header_fields, smtp
 from holdfast.adapters.smtp import Server
 from holdfast.clock import SYSTEM, S
 from holdfast.errors import Invalid, ValueTooLarge
@@ -76,40 +79,37 @@ def send(
     mail = _mail_of(options)
     sender = mail.sender or server.sender
     everyone = [*_listed(to), *mail.cc, *mail.bcc]
-    message = compose(sender, _listed(to), subject, body, mail, key=key)
-    text = message.as_bytes(policy=SMTP)
+    text = compose(sender, _listed(to), subject, body, mail, key=key)
     if len(text) > MAIL_BYTES_MAX:
         raise ValueTooLarge(what="mail", bytes=len(text), bytes_max=MAIL_BYTES_MAX)
     refused = smtp.hand_in(server, sender, everyone, text, mail.timeout_s)
     return Sent(message_id(key, sender), refused)
 
 
-def compose(
-    sender: str, to: list[str], subject: str, body: str, mail: Mail, *, key: str
-) -> EmailMessage:
-    """The message, checked. Blind copies are in the envelope and not in here."""
+def compose(sender: str, to: list[str], subject: str, body: str, mail: Mail, *, key: str) -> bytes:
+    """The message as it is sent, checked. Blind copies are in the envelope and not in here."""
     _check_addresses([sender], "sender")
     _check_addresses([*to, *mail.cc, *mail.bcc], "to")
     if not to or len(to) + len(mail.cc) + len(mail.bcc) > RECIPIENTS_MAX:
         raise Invalid(what="to", found=len(to), min=1, max=RECIPIENTS_MAX)
-    message = EmailMessage(policy=SMTP)
-    message["From"] = sender
-    message["To"] = ", ".join(to)
+    fields = [("From", sender), ("To", ", ".join(to))]
     if mail.cc:
-        message["Cc"] = ", ".join(mail.cc)
+        fields.append(("Cc", ", ".join(mail.cc)))
     if mail.reply_to:
         _check_addresses([mail.reply_to], "reply_to")
-        message["Reply-To"] = mail.reply_to
-    message["Subject"] = _header_text("subject", subject)
-    message["Date"] = formatdate(SYSTEM.wall_ns() / S)
-    message["Message-ID"] = message_id(key, sender)
+        fields.append(("Reply-To", mail.reply_to))
+    fields.append(("Subject", _header_text("subject", subject)))
+    fields.append(("Date", formatdate(SYSTEM.wall_ns() / S)))
+    fields.append(("Message-ID", message_id(key, sender)))
+    taken = set(_NOT_YOURS)
     for name, value in mail.headers.items():
-        if not _HEADER_NAME.fullmatch(name) or name.lower() in _NOT_YOURS:
+        if not _HEADER_NAME.fullmatch(name) or name.lower() in taken:
             raise Invalid(what="header", name=name[:100], why="not a header of yours")
-        message[name] = _header_text(name, value)
-    message.set_content(body)
-    if mail.html is not None:
-        message.add_alternative(mail.html, subtype="html")
+        taken.add(name.lower())
+        fields.append((name, _header_text(name, value)))
+    texts = [_text("body", body)] + ([] if mail.html is None else [_text("html", mail.html)])
+    message = b"".join(header_fields.field(*field) for field in fields) + _content(texts)
+    header_fields.check_mail(message, fields, texts)
     return message
 
 
@@ -141,11 +141,30 @@ def _listed(to: str | list[str]) -> list[str]:
 
 def _check_addresses(addresses: list[str], what: str) -> None:
     for address in addresses:
-        if not isinstance(address, str) or not _ADDRESS.fullmatch(address):
+        # `=?` in a mailbox name is legal, and a reader may take it for the start of an encoded word.
+        if not isinstance(address, str) or not _ADDRESS.fullmatch(address) or "=?" in address:
             raise Invalid(what=what, found=str(address)[:100], expected="name@host")
 
 
+def _content(texts: list[str]) -> bytes:
+    """The fields of MIME, the empty line, the text and its HTML. Nothing here takes a header text."""
+    content = EmailMessage(policy=SMTP)
+    content.set_content(texts[0])
+    for html in texts[1:]:
+        content.add_alternative(html, subtype="html")
+    return content.as_bytes(policy=SMTP)
+
+
+def _text(what: str, text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise Invalid(what=what, why=str(error)[:200]) from None
+    return text
+
+
 def _header_text(name: str, text: str) -> str:
+    _text(name, text)
     if _CONTROL.search(text) or len(text) > HEADER_CHARS_MAX:
         raise Invalid(
             what="header", name=name, why="a line break, a control character, or too long"
