@@ -113,6 +113,7 @@ def test_no_proxy_of_the_environment_is_used(
         {"Host": "other.test"}, {"Content-Length": "5"}, {"Transfer-Encoding": "chunked"},
         {"Connection": "close"}, {"Proxy-Authorization": "x"}, {"Idempotency-Key": "mine"},
         {"X-A": "b\r\nX-C: d"}, {"X-A\r\nX-C": "d"}, {"X A": "b"}, {"X-A": "b\x00"}, {"": "b"},
+        {"X-A": "b\x85c"}, {"X-A": "é"}, {"X-A": " b"}, {"X-A": "b\t"}, {"X-A": "b\n"},
     ],
 )  # fmt: skip
 def test_headers_that_are_not_the_callers_are_refused(
@@ -368,17 +369,45 @@ def test_a_redirected_post_keeps_its_body_only_where_the_status_says_so(
     assert (server.seen[1].method, server.seen[1].body) == (method, body)
 
 
-def test_secrets_stay_with_their_origin(server: Server) -> None:
-    secrets = {"Authorization": "Bearer s", "Cookie": "a=b", "X-Kept": "yes"}
+SECRET_HEADERS = [
+    "Authorization", "Cookie", "X-API-Key", "x-api-key", "Api-Key", "X-Auth-Token", "X-Amz-Security-Token",
+    "PRIVATE-TOKEN", "X-Goog-Api-Key", "Ocp-Apim-Subscription-Key", "X-Vault-Token", "X-Of-Our-Own",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET_HEADERS)
+@pytest.mark.parametrize("status", [302, 307])
+def test_secrets_stay_with_their_origin(server: Server, name: str, status: int) -> None:
     with serving("127.0.0.2") as other:
-        server.routes["/"] = redirect("/same")
-        server.routes["/same"] = redirect(other.url("/end"))
+        server.routes["/"] = redirect("/same", status)
+        server.routes["/same"] = redirect(other.url("/next"), status)
+        other.routes["/next"] = redirect(server.url("/end"), status)
+        server.routes["/end"] = answer()
+        get(server.url(), headers={name: "s", "Accept-Language": "de"})
+        first, same, end = (seen.headers for seen in server.seen)
+        assert first[name.lower()] == same[name.lower()] == "s"
+        assert name.lower() not in other.seen[0].headers
+        assert name.lower() not in end, (
+            "nor back again: the other origin has sent the request there"
+        )
+        assert other.seen[0].headers["accept-language"] == "de"
+        assert other.seen[0].headers["idempotency-key"] == "key-1"
+
+
+def test_a_header_that_is_named_follows_to_another_origin(server: Server) -> None:
+    with serving("127.0.0.2") as other:
+        server.routes["/"] = redirect(other.url("/end"))
         other.routes["/end"] = answer()
-        get(server.url(), headers=secrets)
-        assert "authorization" in server.seen[1].headers
-        assert "authorization" not in other.seen[0].headers
-        assert "cookie" not in other.seen[0].headers
-        assert other.seen[0].headers["x-kept"] == "yes"
+        get(server.url(), headers={"X-Trace": "7", "X-Other": "8"}, follow=["x-TRACE"])
+        assert other.seen[0].headers["x-trace"] == "7"
+        assert "x-other" not in other.seen[0].headers
+
+
+@pytest.mark.parametrize("key", ["a\r\nX-Evil: 1", "é", " k"])
+def test_a_key_that_fits_into_no_header_is_refused(server: Server, key: str) -> None:
+    with pytest.raises(Invalid):
+        run(Http(LOOPBACK).request("GET", server.url(), None, key=key))
+    assert server.seen == []
 
 
 def test_a_loop_of_redirects_ends(server: Server) -> None:

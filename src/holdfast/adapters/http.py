@@ -1,7 +1,8 @@
 """One HTTP request, guarded: resolved once, checked, pinned, bounded in size and time.
 
-- Every hop of a redirect is judged like the first request. Authorization and cookies do not follow
-  to another origin, and nothing goes from https to http.
+- Every hop of a redirect is judged like the first request. Of the caller's headers only those that
+  describe the request (`_DESCRIBING`), and those that `follow` names, go along to another origin:
+  any other header may carry a secret. Nothing goes from https to http.
 - The intent's idempotency key is sent as `Idempotency-Key`, the same for every attempt.
 - 429, 502, 503, 504 and broken connections are raised to be tried again; any other status is the
   result, or with `errors="raise"` an error from 400 on.
@@ -46,13 +47,18 @@ RETRIED = (429, 502, 503, 504)
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _METHOD = re.compile(r"[A-Z]{1,20}")
 _HEADER_NAME = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]{1,200}")
-_HEADER_VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]{0,8192}")
+# What goes over the line as it is: other text has no one encoding there, and spaces at the ends are lost.
+_HEADER_VALUE = re.compile(r"([\x21-\x7e]([\t\x20-\x7e]{0,8190}[\x21-\x7e])?)?")
 # The connection's own, and ours.
 _NOT_YOURS = frozenset(
     {"host", "content-length", "transfer-encoding", "connection", "upgrade", "te", "trailer",
      "keep-alive", "accept-encoding", "expect", "idempotency-key"}
 )  # fmt: skip
-_SECRETS = frozenset({"authorization", "cookie", "proxy-authorization"})
+# These follow a redirect to another origin. An API key may be in a header of any other name.
+_DESCRIBING = frozenset(
+    {"accept", "accept-encoding", "accept-language", "cache-control", "content-language",
+     "content-type", "idempotency-key", "if-modified-since", "if-none-match", "range", "user-agent"}
+)  # fmt: skip
 
 
 class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -65,6 +71,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     timeout_s: float = 30.0
     bytes_max: int = 1024 * 1024
     redirects_max: int = 5
+    # Names of headers that go along when a redirect leads to another origin. Nothing secret.
+    follow: tuple[str, ...] = ()
     errors: Literal["result", "raise"] = "result"
     retried: tuple[int, ...] = RETRIED
 
@@ -116,6 +124,7 @@ class Http:
         wanted = options_of(options)
         sent = _content(wanted)
         headers = _headers(wanted, key, sent)
+        along = _DESCRIBING.union(name.lower() for name in wanted.follow)
         if not _METHOD.fullmatch(method) or method in ("CONNECT", "TRACE"):
             raise Invalid(what="method", found=method[:40])
         connection = _connection()
@@ -140,7 +149,7 @@ class Http:
                         method, sent = "HEAD" if method == "HEAD" else "GET", None
                         headers.pop("content-type", None)
                     if _origin(onward) != _origin(target):
-                        headers = {n: v for n, v in headers.items() if n not in _SECRETS}
+                        headers = {n: v for n, v in headers.items() if n in along}
                     target, host = onward, onward.host
         except HoldfastError:
             raise
@@ -261,6 +270,8 @@ def _headers(wanted: Options, key: str, sent: bytes | None) -> dict[str, str]:
         if low in _NOT_YOURS or low.startswith("proxy-"):
             raise Invalid(what="header", name=low, why="it is set by the adapter")
         headers[low] = value
+    if not _HEADER_VALUE.fullmatch(key):
+        raise Invalid(what="idempotency key", why="characters that do not belong in a header")
     # Unpacking is bounded, but what was never packed needs no unpacking.
     return {**headers, "accept-encoding": "identity", "idempotency-key": key}
 
