@@ -232,6 +232,102 @@ def test_an_image_without_a_bound_is_not_asked(server: Server, talk: Talk) -> No
     assert talk.say(messages=image, options={"input_tokens_max": 50}) == ["invalid", "ok"]
 
 
+# Parameters of some endpoint that make more answers, longer ones, or more of their input.
+UNKNOWN = [
+    {"extra": {"num_completions": 16}},
+    {"extra": {"candidate_count": 16, "seed": 7}},
+    {"extra": {"max_output_tokens": 320_000}},
+    {"extra": {"max_new_tokens": 320_000}},
+    {"extra": {"extra_body": {"n": 16}}},
+    {"extra": {"N": 16}},
+    {"extra": {"reasoning_effort": "high"}},
+    {"extra": {"web_search_options": {}}},
+    {"extra": {"plugins": [{"id": "web"}]}},
+    {"extra": {"models": ["m", "dear"]}},
+    {"extra": {"previous_response_id": "r"}},
+    {"tools": [{"type": "web_search"}]},
+    {"tools": [{"google_search": {}}]},
+]
+LIMITS = [{"tokens": 20_000}, {"money": 0.02}, {"each_world": True, "tokens": 20_000}]
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("options", UNKNOWN)
+def test_under_a_limit_a_parameter_of_unknown_cost_is_not_asked(
+    server: Server, talk: Talk, options: dict[str, Any], limit: dict[str, Any]
+) -> None:
+    server.routes[PATH] = answer(200, completion(usage=(160, 320_000)))
+    talk.limit(**limit)
+    assert talk.say(options=options) == ["invalid"]
+    assert server.seen == []
+    assert talk.spent(TOKENS).spent == talk.spent(TOKENS).reserved == 0
+
+
+def test_under_a_limit_a_message_that_points_at_more_than_text_is_not_asked(
+    server: Server, talk: Talk
+) -> None:
+    talk.limit(tokens=20_000)
+    part = {"type": "text", "text": "x", "image_url": {"url": "y"}}
+    for message in (
+        {"role": "assistant", "audio": {"id": "a"}},
+        {"role": "user", "content": [part]},
+        {"role": "user", "content": {"file": "f"}},
+    ):
+        assert talk.say(messages=[message])[-1] == "invalid"
+    assert server.seen == []
+
+
+@pytest.mark.parametrize("options", UNKNOWN)
+def test_without_a_limit_any_parameter_is_asked_and_booked(
+    server: Server, talk: Talk, options: dict[str, Any]
+) -> None:
+    assert talk.say(options=options) == ["ok"]
+    assert talk.spent(TOKENS) == Account(10, 0, None)
+
+
+def test_a_stated_bound_is_set_aside_for_a_parameter_of_unknown_cost(
+    server: Server, talk: Talk
+) -> None:
+    during: list[int] = []
+
+    def look(handler: Any, seen: Seen) -> None:
+        during.append(talk.spent(TOKENS).reserved)
+        answer(200, completion(usage=(160, 16_000)))(handler, seen)
+
+    server.routes[PATH] = look
+    talk.limit(tokens=20_000)
+    bounds = {"input_tokens_max": 1_000, "output_tokens_max": 17_000}
+    extra = {"extra": {"num_completions": 16}}
+    for half in bounds:
+        assert talk.say(options={**extra, half: bounds[half]})[-1] == "invalid"
+    assert talk.say(options={**extra, **bounds})[-1] == "ok"
+    assert during == [18_000]
+    assert talk.say(options={**extra, **bounds})[-1] == "over_budget"
+    assert talk.spent(TOKENS) == Account(16_160, 0, 20_000)
+
+
+def test_a_stated_bound_below_max_tokens_counts_max_tokens() -> None:
+    stated = hf.llm.ChatOptions(max_tokens=MAX_TOKENS, input_tokens_max=1, output_tokens_max=1)
+    most = llm.bound(HELLO, stated)
+    assert most.output_tokens == MAX_TOKENS
+    assert most.input_tokens > len(HELLO[0]["content"])
+
+
+def test_under_a_limit_parameters_of_known_cost_are_asked(server: Server, talk: Talk) -> None:
+    talk.limit(tokens=20_000)
+    extra = {"seed": 7, "stop": ["x"], "top_p": 0.5, "response_format": {"type": "json_object"}}
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert talk.say(options={"extra": extra, "tools": tools}) == ["ok"]
+    spoken: list[dict[str, Any]] = [
+        {"role": "system", "content": "s"},
+        {"role": "user", "content": [{"type": "text", "text": "x"}], "name": "ada"},
+        {"role": "assistant", "content": None, "tool_calls": [{"id": "1", "type": "function"}]},
+        {"role": "tool", "tool_call_id": "1", "content": "7"},
+    ]
+    assert talk.say(messages=spoken) == ["ok", "ok"]
+    assert len(server.seen) == 2
+
+
 def test_a_limit_is_of_one_world_or_of_each(talk: Talk) -> None:
     with pytest.raises(Invalid):
         talk.limit(world="w", each_world=True, tokens=1)

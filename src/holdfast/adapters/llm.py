@@ -4,6 +4,9 @@
   receipt, no error and no log.
 - `bound` says before the call what it can cost at most: a token has at least one byte, and the answer
   has at most `max_tokens`. So whatever could multiply an answer (`n`, `best_of`) is refused.
+- An endpoint may understand more parameters than this module knows. Where a limit is set, `extra`,
+  tools and messages hold names that cannot raise the cost (`_BOUNDED_*`), or the caller states the
+  bound of the whole call in `input_tokens_max` and `output_tokens_max`.
 - An answer without usage is booked at its bound.
 """
 
@@ -39,6 +42,18 @@ _RETRIED = frozenset({408, 409, 429, 500, 502, 503, 504, 529})
 _NOT_EXTRA = frozenset(
     {"model", "messages", "max_tokens", "max_completion_tokens", "stream", "n", "best_of", "tools"}
 )
+# Of `extra` these raise neither the number of answers nor their length. Their bytes count as input.
+_BOUNDED_EXTRA = frozenset(
+    {"frequency_penalty", "logit_bias", "logprobs", "metadata", "min_p", "parallel_tool_calls",
+     "presence_penalty", "repetition_penalty", "response_format", "safety_identifier", "seed", "stop",
+     "temperature", "tool_choice", "top_k", "top_logprobs", "top_p", "user"}
+)  # fmt: skip
+# Of a message and of a part of text these hold text. Another name may point at an image, or a file.
+_BOUNDED_MESSAGE = frozenset(
+    {"content", "function_call", "name", "reasoning_content", "refusal", "role", "tool_call_id",
+     "tool_calls"}
+)  # fmt: skip
+_BOUNDED_PART = frozenset({"cache_control", "text", "type"})
 
 
 class Price(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,6 +129,9 @@ class ChatOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_
     timeout_s: float = 120.0
     # The most that the messages can come to. Needed in a budget for parts that are not text.
     input_tokens_max: int | None = None
+    # The most that all answers can come to. Needed under a limit, with the one above, for an `extra` or
+    # a tool that this module does not know: `bound` counts at least `max_tokens` in any case.
+    output_tokens_max: int | None = None
 
 
 class Reply(msgspec.Struct, frozen=True):
@@ -129,10 +147,11 @@ class Reply(msgspec.Struct, frozen=True):
 
 
 @operation
-def most(txn: Txn, params: bytes, prices: bytes) -> list[Charge]:
+def most(txn: Txn, params: bytes, prices: bytes, limited: bool = False) -> list[Charge]:
     """What a call with these parameters can cost at most; in tokens alone if it has no price.
 
     It is asked where effects are claimed, so that the amount is set aside in the same commit.
+    `limited`: an account that the call is charged to has a limit.
     """
     try:
         messages, model, *rest = codec.unpack(params)
@@ -142,6 +161,8 @@ def most(txn: Txn, params: bytes, prices: bytes) -> list[Charge]:
     except (ValueError, TypeError) as error:
         raise Invalid(what="chat", why=str(error)) from None
     check_bounded(messages, options)
+    if limited:
+        check_known(messages, options)
     return charges(known.get(model), bound(messages, options))
 
 
@@ -159,7 +180,10 @@ def bound(messages: list[dict[str, Any]], options: ChatOptions) -> Usage:
     counted = messages if options.input_tokens_max is None else _text_of(messages)
     said = len(msgspec.json.encode([counted, options.tools, options.extra]))
     said += OVERHEAD_TOKENS * (len(messages) + 1)
-    return Usage(max(said, options.input_tokens_max or 0), options.max_tokens)
+    return Usage(
+        max(said, options.input_tokens_max or 0),
+        max(options.max_tokens, options.output_tokens_max or 0),
+    )
 
 
 def _text_of(messages: list[dict[str, Any]]) -> list[Any]:
@@ -188,6 +212,36 @@ def check_bounded(messages: list[dict[str, Any]], options: ChatOptions) -> None:
         raise Invalid(what="input_tokens_max", why="a budget needs it for parts that are not text")
 
 
+def check_known(messages: list[dict[str, Any]], options: ChatOptions) -> None:
+    """Under a limit a call holds parameters of known cost, or states its bound."""
+    odd = {f"extra.{name}" for name in options.extra if name not in _BOUNDED_EXTRA}
+    odd |= {f"tools.{tool.get('type')}" for tool in options.tools if tool.get("type") != "function"}
+    stated = [options.input_tokens_max, options.output_tokens_max]
+    if odd and None in stated:
+        raise Invalid(
+            what="extra or tools",
+            found=sorted(odd)[:20],
+            why="under a limit they need input_tokens_max and output_tokens_max",
+        )
+    if options.input_tokens_max is None:
+        strange = sorted({name for message in messages for name in _strange(message)})
+        if strange:
+            raise Invalid(
+                what="messages", found=strange[:20], why="under a limit it needs input_tokens_max"
+            )
+
+
+def _strange(message: dict[str, Any]) -> set[str]:
+    """Names in a message whose cost may be more than their bytes."""
+    content = message.get("content")
+    found = set(message) - _BOUNDED_MESSAGE
+    for part in content if isinstance(content, list) else ():
+        found |= set(part) - _BOUNDED_PART
+    if not isinstance(content, str | list | None):
+        found.add("content")
+    return found
+
+
 def options_of(options: ChatOptions | Mapping[str, Any] | None) -> ChatOptions:
     try:
         wanted = (
@@ -201,8 +255,10 @@ def options_of(options: ChatOptions | Mapping[str, Any] | None) -> ChatOptions:
         raise Invalid(what="max_tokens", found=wanted.max_tokens, min=1, max=MAX_TOKENS_MAX)
     if not 0 < wanted.timeout_s <= TIMEOUT_S_MAX:
         raise Invalid(what="timeout_s", found=wanted.timeout_s, max=TIMEOUT_S_MAX)
-    if wanted.input_tokens_max is not None and not 0 < wanted.input_tokens_max <= MAX_TOKENS_MAX:
-        raise Invalid(what="input_tokens_max", found=wanted.input_tokens_max, max=MAX_TOKENS_MAX)
+    for name in ("input_tokens_max", "output_tokens_max"):
+        stated = getattr(wanted, name)
+        if stated is not None and not 0 < stated <= MAX_TOKENS_MAX:
+            raise Invalid(what=name, found=stated, max=MAX_TOKENS_MAX)
     taken = sorted(_NOT_EXTRA.intersection(wanted.extra))
     if taken:
         raise Invalid(what="extra", found=taken, why="said elsewhere, or without a bound")

@@ -222,14 +222,19 @@ def lapse(txn: Txn, universe: str, older_than_ns: int, limit: int) -> int:
 
 def account(txn: Txn, universe: str, scope: str, unit: str) -> Account:
     """How an account stands now."""
-    told = txn.get(_limit_key(universe, scope, unit))
-    if told is None and scope not in (UNIVERSE, EACH):
-        told = txn.get(_limit_key(universe, EACH, unit))
     return Account(
         txn.count(_key(universe, "s", scope, unit)),
         txn.count(_key(universe, "r", scope, unit)),
-        None if told is None else schema.int_of(told),
+        limit_of(txn, universe, scope, unit),
     )
+
+
+def limit_of(txn: Txn, universe: str, scope: str, unit: str) -> int | None:
+    """The limit of an account: its own, or of a world without one that of each world."""
+    told = txn.get(_limit_key(universe, scope, unit))
+    if told is None and scope not in (UNIVERSE, EACH):
+        told = txn.get(_limit_key(universe, EACH, unit))
+    return None if told is None else schema.int_of(told)
 
 
 def reservation(txn: Txn, universe: str, key: str) -> Reservation | None:

@@ -20,7 +20,7 @@ from holdfast.codec import Record
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import TAKE, Candidate, Verdict
 from holdfast.effects import budget
-from holdfast.effects.budget import MONEY, UNIVERSE, Charge
+from holdfast.effects.budget import MONEY, UNITS, UNIVERSE, Charge
 from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.messages import Intent
 from holdfast.roles.doing import Billing
@@ -132,12 +132,17 @@ def _judge(txn: Txn, terms: Terms, one: Candidate) -> tuple[Verdict, str]:
 
 def _reserve(txn: Txn, universe: str, billing: Billing, one: Candidate) -> budget.Answer:
     intent = codec.unpack_as(Intent, one.payload)
-    most: list[Charge] = resolve(billing.operation).fn(txn, intent.params, billing.args)
-    if all(charge.unit != MONEY for charge in most):
+    limited = {
+        unit
+        for unit in UNITS
+        for scope in (intent.world_id, UNIVERSE)
+        if budget.limit_of(txn, universe, scope, unit) is not None
+    }
+    ask = resolve(billing.operation).fn
+    most: list[Charge] = ask(txn, intent.params, billing.args, bool(limited))
+    if MONEY in limited and all(charge.unit != MONEY for charge in most):
         # Where money is limited, a call of unknown price is not made.
-        for scope in (intent.world_id, UNIVERSE):
-            if budget.account(txn, universe, scope, MONEY).limit is not None:
-                raise Unpriced(kind=intent.effect_kind)
+        raise Unpriced(kind=intent.effect_kind)
     key = intent.intent_hash.hex()
     return budget.reserve.fn(txn, universe, intent.world_id, key, most, one.claim, one.expiries)
 

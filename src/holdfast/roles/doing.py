@@ -34,7 +34,8 @@ class Hold(Protocol):
 
 
 class Billing(Record, frozen=True):
-    """What says how much a call can cost at most: an operation, given parameters and `args`."""
+    """What says how much a call can cost at most: an operation, given parameters, `args`, and whether
+    an account that the call is charged to has a limit."""
 
     operation: str
     args: bytes = b""
