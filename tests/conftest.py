@@ -2,6 +2,7 @@
 with the test that made them, and an end to what hangs."""
 
 import faulthandler
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,8 +27,14 @@ settings.register_profile("holdfast", deadline=None, print_blob=True)
 settings.load_profile("holdfast")
 
 
+# The limits of single tests are multiplied by it, on a machine so slow that they run out of time.
+SLOWNESS = float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
+        if SLOWNESS != 1 and (limit_s := _limit_s(item)):
+            item.add_marker(pytest.mark.timeout(limit_s * SLOWNESS), append=False)
         if _on_postgresql(item):
             item.add_marker("postgresql")
             seldom = item.path.relative_to(TESTS).parts[0] in SELDOM_ON_POSTGRESQL

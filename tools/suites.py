@@ -5,6 +5,11 @@
 
 A suite whose directory does not exist, or holds no tests, is left out and a line says so. The last
 line is `N passed, N failed` over all suites; a suite that ends without a report counts as a failure.
+
+A suite may take any time in all: a slow machine is no failure. It is ended when no test has been
+collected or finished for `--stalled-s` seconds, more than any single test may take. On a machine so slow
+that single tests run out of time, set HOLDFAST_TEST_SLOWNESS=4: their limits, and this one, are
+multiplied by it.
 """
 
 import argparse
@@ -14,11 +19,13 @@ import subprocess
 import sys
 import time
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 REPORTS = ROOT / ".reports"
+PROGRESS = "HOLDFAST_SUITE_PROGRESS"
 
 # Two files at a time, those with the most tests first; or in their order, where few tests take long.
 SIDE_BY_SIDE = ["-n", "2", "--dist", "loadfile", "--max-worker-restart", "2"]
@@ -56,7 +63,9 @@ SUITES = {
         *SIDE_BY_SIDE,
     ],
 }
-SUITE_TIMEOUT_S = 900
+# Longer than the longest limit of one test (tests/conftest.py ends a test that outlives its limit).
+STALLED_S = 600.0
+LOOK_S = 1.0
 END_S = 20
 SLOWEST = 15
 
@@ -76,7 +85,15 @@ class Outcome:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Run the test suites.")
     parser.add_argument("suites", nargs="*", help=f"of {', '.join(SUITES)}; all unless named")
-    names = parser.parse_args().suites or list(SUITES)
+    parser.add_argument(
+        "--stalled-s",
+        type=float,
+        default=STALLED_S * float(os.environ.get("HOLDFAST_TEST_SLOWNESS") or 1),
+        metavar="N",
+        help="end a suite when no test has finished for N seconds (%(default)g)",
+    )
+    told = parser.parse_args()
+    names = told.suites or list(SUITES)
     if unknown := set(names) - SUITES.keys():
         parser.error(f"no such suite: {', '.join(sorted(unknown))}")
 
@@ -88,7 +105,7 @@ def main() -> int:
             print(f"\n=== {name}: left out, there is no {SUITES[name][0]}/", flush=True)
             continue
         print(f"\n=== {name}", flush=True)
-        outcome = run(name)
+        outcome = run(name, SUITES[name], told.stalled_s)
         if outcome is None:
             print(f"=== {name}: left out, it holds no tests", flush=True)
         else:
@@ -97,25 +114,50 @@ def main() -> int:
     return 1 if not outcomes or any(o.failed for o in outcomes.values()) else 0
 
 
-def run(name: str) -> Outcome | None:
-    REPORTS.mkdir(exist_ok=True)
-    xml = REPORTS / f"{name}.xml"
+class Stall:
+    """How long a suite has made no progress."""
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._progress = 0
+
+    def seconds(self, progress: int, now_s: float) -> float:
+        if progress != self._progress:
+            self._progress, self._since_s = progress, now_s
+        return now_s - self._since_s
+
+
+def run(
+    name: str,
+    arguments: list[str],
+    stalled_s: float,
+    *,
+    reports: Path = REPORTS,
+    clock: Callable[[], float] = time.monotonic,
+    look_s: float = LOOK_S,
+) -> Outcome | None:
+    reports.mkdir(exist_ok=True)
+    xml, progress = reports / f"{name}.xml", reports / f"{name}.progress"
     xml.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={xml}", *SUITES[name]]
-    started = time.monotonic()
+    progress.write_bytes(b"")
+    plugin = ["-p", "tools.suite_progress"]
+    command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={xml}", *plugin, *arguments]
+    environment = {**os.environ, PROGRESS: str(progress)}
+    started = clock()
     # In a group of its own, so that all of it can be ended.
-    suite = subprocess.Popen(command, cwd=ROOT, process_group=0)
+    suite = subprocess.Popen(command, cwd=ROOT, env=environment, process_group=0)
+    stall = Stall(started)
     try:
-        code = suite.wait(SUITE_TIMEOUT_S)
-    except BaseException as error:
-        late = isinstance(error, subprocess.TimeoutExpired)
-        # Of one that hangs, each process says where its threads are.
-        end(suite, signal.SIGABRT if late else signal.SIGINT)
-        if not late:
-            raise
-        print(f"=== {name}: stopped after {SUITE_TIMEOUT_S} s", flush=True)
-        return Outcome(time.monotonic() - started, failed=1)
-    outcome = Outcome(time.monotonic() - started)
+        while (code := waited(suite, look_s)) is None:
+            if stall.seconds(progress.stat().st_size, clock()) >= stalled_s:
+                # Each process says where its threads are.
+                end(suite, signal.SIGABRT)
+                print(f"=== {name}: ended, no test has finished for {stalled_s:g} s", flush=True)
+                return Outcome(clock() - started, failed=1)
+    except BaseException:
+        end(suite, signal.SIGINT)
+        raise
+    outcome = Outcome(clock() - started)
     if code == PYTEST_NO_TESTS:
         return None
     if xml.exists():
@@ -123,6 +165,13 @@ def run(name: str) -> Outcome | None:
     if code != PYTEST_OK and not outcome.failed:
         outcome.failed = 1  # it ended badly without saying which test did
     return outcome
+
+
+def waited(suite: subprocess.Popen[bytes], seconds: float) -> int | None:
+    try:
+        return suite.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def end(suite: subprocess.Popen[bytes], how: signal.Signals) -> None:
