@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from holdfast.app.declare import on as on
     from holdfast.app.declare import upcast as upcast
     from holdfast.app.handle import WorldHandle as WorldHandle
+    from holdfast.app.keep import Keep as Keep
     from holdfast.app.runtime import Runtime as Runtime
     from holdfast.app.shipped import agent as agent
     from holdfast.app.shipped import email as email
@@ -53,6 +54,7 @@ _HOMES = {
     "Effect": "holdfast.app.declare",
     "Event": "holdfast.app.declare",
     "Inbox": "holdfast.app.declare",
+    "Keep": "holdfast.app.keep",
     "Mail": "holdfast.app.declare",
     "Queue": "holdfast.app.tasks",
     "Receipt": "holdfast.app.declare",

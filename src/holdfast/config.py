@@ -46,6 +46,12 @@ INBOX_DEPTH_MAX = 1_000_000
 # Keys are remembered for longer than anybody retries.
 DEDUPE_RETENTION_NS = 7 * 24 * 3600 * S
 SWEEP_EVERY_NS = 10 * S
+# The rows of a deleted world are kept for this long.
+DELETED_KEPT_NS = 7 * 24 * 3600 * S
+# A commit that cuts or erases histories removes about this many rows at most.
+ERASED_PER_COMMIT = 1000
+# A bounded history is cut at a snapshot: one is kept for each of so many parts of it.
+KEEP_PARTS = 8
 # Mail to a full inbox is tried again after this long.
 RETRY_FULL_NS = S
 # A universe that nobody has a route to is looked for so often, after pauses that grow up to this: about

@@ -1,4 +1,4 @@
-"""`holdfast dead list | show | redrive`."""
+"""`holdfast dead list | show | redrive | drop`."""
 
 from pathlib import Path
 
@@ -6,6 +6,8 @@ import pytest
 
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import queue
+from holdfast.ops.recount import recount
+from holdfast.store import blobs
 from holdfast.store.api import Store
 from tests.cli.conftest import TTL_NS, Run
 
@@ -87,3 +89,38 @@ def test_redrive_is_all_or_none(run: Run, path: Path, store: Store, letters: lis
 def test_redrive_needs_to_know_which(run: Run, path: Path, letters: list[int]) -> None:
     assert run("dead", "redrive", "mail", "--store", path).code == 2
     assert run("dead", "redrive", "mail", letters[0], "--all", "--store", path).code == 2
+
+
+def test_dropped_letters_are_gone_and_others_stay(
+    run: Run, path: Path, letters: list[int], store: Store
+) -> None:
+    dry = run("dead", "drop", "mail", letters[0], "--dry-run", "--store", path, "--json").document
+    assert dry == {"queue": "mail", "would_drop": letters[:1]}
+    assert store.read(queue.counts, "mail").dead == 3
+    ran = run("dead", "drop", "mail", letters[0], letters[2], "--store", path, "--json")
+    assert ran.document["dropped"] == [letters[0], letters[2]]
+    assert [one.seq for one in store.read(queue.dead, "mail")] == [letters[1]]
+    assert store.read(queue.counts, "mail").dead == 1
+    assert store.read(recount) == []
+
+
+def test_letters_to_drop_are_named_or_chosen_never_all_by_mistake(
+    run: Run, path: Path, letters: list[int], store: Store
+) -> None:
+    assert run("dead", "drop", "mail", "--store", path).code == 2
+    assert run("dead", "drop", "mail", letters[0], 99, "--store", path).error.startswith(
+        "not_found"
+    )
+    assert len(store.read(queue.dead, "mail")) == 3
+    assert run("dead", "drop", "mail", "--code", "other", "--store", path).code == 0
+    assert len(store.read(queue.dead, "mail")) == 3
+    assert run("dead", "drop", "mail", "--all", "--store", path).out.count("is gone") == 3
+    assert store.read(queue.dead, "mail") == []
+
+
+def test_a_dropped_letter_takes_its_blob_along(run: Run, path: Path, store: Store) -> None:
+    seq = store.transact(queue.put, "large", b"\xff" * (BLOB_THRESHOLD_BYTES + 1))
+    [claim] = store.transact(queue.claim, "large", "worker", 1, TTL_NS)
+    store.transact(queue.bury, claim, "bad", "bad")
+    assert run("dead", "drop", "large", seq, "--store", path).code == 0
+    assert store.transact(blobs.collect, 0, 100) == 1

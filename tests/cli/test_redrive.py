@@ -10,12 +10,14 @@ from typing import Any
 
 import pytest
 
+from holdfast import codec
 from holdfast import store as stores
 from holdfast.app.runtime import Runtime
 from holdfast.cli.redrive import Selection, drive, moment_ns
 from holdfast.clock import S, SimClock
 from holdfast.durable import queue
 from holdfast.errors import Invalid
+from holdfast.messages import Intent
 from holdfast.roles.world_worker import WorldWorker
 from holdfast.store.api import Store
 from holdfast.world import catalog, publish
@@ -304,3 +306,12 @@ def test_a_time_is_so_long_ago_or_a_date(text: str, ns: int) -> None:
 def test_what_is_no_time_is_invalid(text: str) -> None:
     with pytest.raises(Invalid):
         moment_ns("--since", text, S)
+
+
+def test_a_dropped_effect_is_pending_no_more(run: Run, path: Path, shop: Store) -> None:
+    [letter] = shop.read(queue.dead, PAY, 4, 1)
+    intent = codec.unpack_as(Intent, shop.read(queue.payload_of, letter))
+    assert shop.read(publish.pending, "shop", intent.intent_hash).dead
+    assert run("dead", "drop", PAY, letter.seq, "--store", path).code == 0
+    assert shop.read(publish.pending, "shop", intent.intent_hash) is None
+    assert letter.seq not in [one.seq for one in shop.read(queue.dead, PAY)]

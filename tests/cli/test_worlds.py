@@ -6,9 +6,11 @@ import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast.durable import journal
 from holdfast.messages import Receipt, Status
 from holdfast.ops import service
 from holdfast.world import catalog
+from holdfast.world.catalog import subject_of
 from tests.cli.conftest import Run
 from tests.ops.app import Account, Asked, Deposited, Refused
 from tests.ops.rig import UNIVERSE, WORKER, Rig
@@ -185,3 +187,33 @@ def test_an_app_that_is_not_there_is_wrong_usage(run: Run, path: Path, rig: Rig,
         assert (ran.code, ran.out) == (2, "")
         assert ran.error.startswith("no_app: ")
     assert run("up", app, "--store", path).code == 2
+
+
+def test_purge_names_what_is_left_and_where_copies_are(run: Run, path: Path, rig: Rig) -> None:
+    world_id = rig.world_id()
+    child = rig.account().fork("child")
+    head = rig.store.read(journal.head, subject_of(UNIVERSE, world_id))
+    told = run("worlds", "purge", "Account/ada", "--store", path, "--json").document
+    assert (told["world_id"], told["hash"], told["height"]) == (
+        world_id,
+        head.hash.hex(),
+        head.height,
+    )
+    assert told["purged_ns"] > 0
+    assert told["copies"]["forks"] == [child.record().world_id]
+    assert "backup" in told["copies"]["backups"]
+    assert run("worlds", "show", "Account/ada", "--store", path).error.startswith("not_found")
+    # Asked again by its id, it is the same answer; the child still shows where it came from.
+    assert run("worlds", "purge", world_id, "--store", path, "--json").document == told
+    assert world_id in run("worlds", "show", "Account/child", "--store", path).out
+    assert run("verify", "--store", path).code == 0
+
+
+def test_purge_of_a_world_in_use_is_refused_unless_forced(run: Run, path: Path, rig: Rig) -> None:
+    rig.account("eve").send(Asked("EUR"))
+    rig.work()
+    assert run("worlds", "purge", "Account/eve", "--store", path).error.startswith("world_in_use")
+    assert rig.account("eve").height() == 1
+    told = run("worlds", "purge", "Account/eve", "--force", "--store", path)
+    assert (told.code, "hash" in told.out) == (0, True)
+    assert run("effects", "list", "--store", path, "--json").document["effects"][0]["ready"] == 0

@@ -8,6 +8,7 @@ import holdfast as hf
 from holdfast.clock import S
 from holdfast.durable import inbox, journal, lease
 from holdfast.errors import Fenced, IllegalTransition, NotFound
+from holdfast.ops import service
 from holdfast.world import catalog, tenure
 from holdfast.world.catalog import Blocker
 from holdfast.world.tenure import Granted
@@ -84,9 +85,12 @@ def test_each_world_of_a_batch_has_its_own_answer(rig: Rig) -> None:
     assert [answer.lease is not None for answer in answers] == [True, False, True]
 
 
-def test_an_unknown_world_is_not_found(rig: Rig) -> None:
+def test_an_unknown_world_is_refused_and_keeps_no_other_from_being_granted(rig: Rig) -> None:
+    ada = rig.id(rig.world())
+    answers = rig.store.transact(tenure.acquire, rig.universe, ["nobody", ada], "A", "1", TTL_NS, 5)
+    assert [answer.refusal for answer in answers] == [tenure.UNKNOWN, ""]
     with pytest.raises(NotFound):
-        rig.store.transact(tenure.acquire, rig.universe, ["nobody"], "A", "1", TTL_NS, 5)
+        service.acquire_lease(rig.store, rig.universe, "nobody", "A", "1")
 
 
 # -- operators -----------------------------------------------------------------------------------

@@ -5,18 +5,20 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
 from holdfast import codec, store
 from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
+from holdfast.app.keep import Keep, bounds_of
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
+from holdfast.world.history import Bound
 from holdfast.world.program import EventType, Handler, Program, Upcast
 
 if TYPE_CHECKING:
@@ -41,9 +43,11 @@ class App:
         queues: Iterable[Queue] = (),
         events: Iterable[type[Any]] = (),
         upcasts: Iterable[tuple[type[Any], int, Upcast]] = (),
+        keep: Mapping[type[World], Keep] | None = None,
         universe: str | None = None,
         version: str | None = None,
     ) -> None:
+        """`keep` bounds the history of a world type; without it a journal is kept whole."""
         check_text("app", name)
         self.name = name
         self.universe = name if universe is None else universe
@@ -78,8 +82,15 @@ class App:
         for kind in self._upcasts:
             if kind not in self._event_names:
                 raise Invalid(what="upcast", type=kind.__name__, why="no world handles this event")
+        bounds = bounds_of(keep or {}, kinds)
         for world in kinds:
-            self._add_world(world, version)
+            self._add_world(world, version, bounds.get(world))
+
+    @property
+    def histories(self) -> dict[str, Bound]:
+        """How much history worlds keep, by type, where there is a bound."""
+        found = ((name, program.history) for name, program in self.programs.items())
+        return {name: bound for name, bound in found if bound is not None}
 
     # -- the vocabulary of reducers ------------------------------------------------------------
 
@@ -167,7 +178,7 @@ class App:
         self.events[name] = made
         self._event_names[kind] = name
 
-    def _add_world(self, world: type[World], version: str | None) -> None:
+    def _add_world(self, world: type[World], version: str | None, history: Bound | None) -> None:
         name = world.__name__
         if name in self.programs:
             raise Invalid(what="world", type=name, why="two classes have this name")
@@ -187,7 +198,7 @@ class App:
         try:
             refuse_sets("world", world)
             self.programs[name] = Program(
-                name, version or _fingerprint(world), world, self.events, handlers
+                name, version or _fingerprint(world), world, self.events, handlers, history
             )
         except (TypeError, ValueError) as error:
             raise Invalid(what="world", type=name, why=str(error)) from None

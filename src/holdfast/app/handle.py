@@ -106,8 +106,8 @@ class WorldHandle(Generic[W]):
             since = runtime.store.wait(topic, since, left)
         return state
 
-    def journal(self, lo: int = 1, hi: int | None = None) -> list[JournalEntry]:
-        """Entries lo <= height < hi, oldest first."""
+    def journal(self, lo: int | None = None, hi: int | None = None) -> list[JournalEntry]:
+        """Entries lo <= height < hi, oldest first; without `lo`, from the first that is kept."""
         found: list[JournalEntry] = self._runtime.store.read(self._journal, lo, hi)
         return found
 
@@ -216,12 +216,12 @@ class WorldHandle(Generic[W]):
         world = self._world(txn)
         return world.program.fresh(restore(txn, world, at=at).state)
 
-    def _journal(self, txn: Txn, lo: int, hi: int | None) -> list[JournalEntry]:
+    def _journal(self, txn: Txn, lo: int | None, hi: int | None) -> list[JournalEntry]:
         subject = self._subject(txn)
         head = journals.head(txn, subject)
         end = head.height + 1 if hi is None else hi
         found: list[JournalEntry] = []
-        at = max(lo, head.floor) if lo == 1 else lo
+        at = head.floor if lo is None else lo
         while at < end:
             page = journals.read(txn, subject, at, end, SCAN_PAGE)
             if not page:

@@ -311,6 +311,7 @@ class Runtime:
                 # Well before a dead worker's leases run out there is a leader who has noticed.
                 lease_ttl_s=lease_ttl_s / 2,
                 worker_ttl_s=lease_ttl_s / 2,
+                histories=self.app.histories,
                 clock=self.clock,
             )
         return WorldWorker(

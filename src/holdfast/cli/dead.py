@@ -1,4 +1,4 @@
-"""`holdfast dead`: what a queue gave up on, why, and another try for it."""
+"""`holdfast dead`: what a queue gave up on, why, another try for it, or the end of it."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ from holdfast.durable import queue
 from holdfast.durable.queue import Dead
 from holdfast.errors import NotFound
 from holdfast.ops import pending
+from holdfast.roles import receipts
 from holdfast.store.api import Store, Txn
 
 LIST_MAX = 100
@@ -57,13 +58,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_selection(redriven)
     add_options(redriven, universe=True)
 
+    dropped = actions.add_parser("drop", help="remove them for good")
+    dropped.add_argument("queue", metavar="QUEUE")
+    add_selection(dropped)
+    add_options(dropped, universe=True)
+
 
 def run(args: argparse.Namespace) -> int:
-    if args.action == "redrive" and misused(args):
+    if args.action in ("redrive", "drop") and misused(args):
         return EXIT_USAGE
     with existing(args) as store:
         if args.action == "redrive":
             return _redrive(store, args)
+        if args.action == "drop":
+            return _drop(store, args)
         if args.action == "show":
             _show(store, args)
         elif args.queue:
@@ -130,6 +138,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
     ]
     store_option = f" --store {args.store}" if args.store else ""
     again = f"another try: holdfast dead redrive {letter.queue} {letter.seq}{store_option}"
+    again += f"\nfor good: holdfast dead drop {letter.queue} {letter.seq}{store_option}"
     text = fields(pairs) + error_text(letter.error) + attempts_text(letter)
     emit(args, document, f"{text}\n{again}")
 
@@ -152,6 +161,21 @@ def _redrive(store: Store, args: argparse.Namespace) -> int:
     lines = [f"{old} → {new}" for old, new in driven.made]
     document = {"queue": args.queue, "redriven": documents}
     return effects.tell(args, args.queue, driven, document, lines)
+
+
+def _drop(store: Store, args: argparse.Namespace) -> int:
+    selection = selection_of(store, args)
+    if args.dry_run:
+        return effects.would(store, args.queue, args, selection, key="would_drop", done="dropped")
+
+    def drop(seqs: list[int]) -> list[int]:
+        gone: list[int] = store.transact(receipts.drop_dead, args.queue, seqs)
+        return gone
+
+    driven = drive(store, args.queue, args, drop, selection=selection, done="dropped")
+    gone = [seq for seq, _ in driven.made]
+    lines = [f"{seq} is gone" for seq in gone]
+    return effects.tell(args, args.queue, driven, {"queue": args.queue, "dropped": gone}, lines)
 
 
 def _letter(txn: Txn, name: str, seq: int) -> tuple[Dead, bytes]:

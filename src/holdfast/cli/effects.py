@@ -85,14 +85,22 @@ def redrive(store: Store, universe: str, kind: str, args: argparse.Namespace) ->
     return tell(args, name, driven, {"kind": kind, "redriven": documents}, lines)
 
 
-def would(store: Store, name: str, args: argparse.Namespace, selection: Selection) -> int:
+def would(
+    store: Store,
+    name: str,
+    args: argparse.Namespace,
+    selection: Selection,
+    *,
+    key: str = "would_redrive",
+    done: str = "redriven",
+) -> int:
     """Say what a redrive would take, and take nothing."""
     seqs = list(args.seqs)
     if not seqs:
         pages = chosen(store, name, selection)
         seqs = [letter.seq for page in pages for letter in page][: args.limit]
-    text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be redriven, and nothing was"])
-    emit(args, {"queue": name, "would_redrive": seqs}, text)
+    text = "\n".join([*map(str, seqs), f"{len(seqs):,} would be {done}, and nothing was"])
+    emit(args, {"queue": name, key: seqs}, text)
     return EXIT_OK
 
 

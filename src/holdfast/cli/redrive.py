@@ -165,8 +165,12 @@ def drive(
     *,
     selection: Selection,
     clock: Clock = SYSTEM,
+    done: str = "redriven",
 ) -> Driven[T]:
-    """Redrive what is meant, within the rate, a few to a commit, until done or interrupted."""
+    """Redrive what is meant, within the rate, a few to a commit, until done or interrupted.
+
+    `done` is what becomes of them, as the terminal is told.
+    """
     driven: Driven[T] = Driven()
     with Interrupt() as interrupt:
         pace = Pace(args.rate, clock, interrupt)
@@ -180,7 +184,7 @@ def drive(
                 driven.made += zip(seqs, again(seqs), strict=True)
             else:
                 _willing(again, seqs, driven)
-            _tell(driven)
+            _tell(driven, done)
     if sys.stderr.isatty():
         print("\r\033[K", end="", file=sys.stderr, flush=True)
     return driven
@@ -225,10 +229,10 @@ def _willing(again: Callable[[list[int]], list[T]], seqs: list[int], driven: Dri
         _willing(again, [seq], driven)
 
 
-def _tell(driven: Driven[Any]) -> None:
+def _tell(driven: Driven[Any], done: str) -> None:
     if sys.stderr.isatty():
         refused = f", {len(driven.refused):,} refused" if driven.refused else ""
-        said = f"\rredriven {len(driven.made):,}{refused}; Ctrl-C stops it"
+        said = f"\r{done} {len(driven.made):,}{refused}; Ctrl-C stops it"
         print(said, end="", file=sys.stderr, flush=True)
 
 

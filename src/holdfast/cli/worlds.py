@@ -21,11 +21,11 @@ from holdfast.durable import journal
 from holdfast.durable.journal import Entry
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Kind, Receipt
-from holdfast.ops import inventory, service
+from holdfast.ops import erasure, inventory, service
 from holdfast.ops.application import load_app
 from holdfast.ops.inventory import WorldRow
 from holdfast.store.api import Store, Txn
-from holdfast.world import catalog, entry, kernel
+from holdfast.world import catalog, entry, kernel, purge
 from holdfast.world.catalog import Event, WorldRecord, subject_of
 from holdfast.world.entry import Step
 from holdfast.world.restore import restore
@@ -37,7 +37,7 @@ EVENT_CHARS_MAX = 100
 CHANGES = {
     "pause": (Event.PAUSE, "take messages, handle none"),
     "resume": (Event.RESUME, "go on after a pause, or after what parked it is mended"),
-    "delete": (Event.DELETE, "for good: the name is free again, the journal stays"),
+    "delete": (Event.DELETE, "for good: the name is free again, the rows go after seven days"),
 }
 
 
@@ -72,6 +72,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     forked.add_argument("--timers", choices=("drop", "keep"), default="drop")
     add_app_option(forked, "needed where there is no snapshot")
 
+    erased = actions.add_parser("purge", help="erase it now; leaves its id, a hash and a date")
+    _add_world(erased)
+    erased.add_argument(
+        "--force", action="store_true", help="fence it first, and drop its open effects"
+    )
+
     for action, (_, help) in CHANGES.items():
         _add_world(actions.add_parser(action, help=help))
 
@@ -79,9 +85,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
 @app_is_usage
 def run(args: argparse.Namespace) -> int:
     with existing(args) as store:
-        {"list": _list, "show": _show, "state": _state, "journal": _journal, "fork": _fork}.get(
-            args.action, _change
-        )(store, args)
+        {
+            "list": _list,
+            "show": _show,
+            "state": _state,
+            "journal": _journal,
+            "fork": _fork,
+            "purge": _purge,
+        }.get(args.action, _change)(store, args)
     return 0
 
 
@@ -138,6 +149,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("universe", record.universe),
         ("status", record.status.value),
         ("height", row.height),
+        ("kept from", row.floor),
         ("unread", row.depth),
         ("assigned to", row.worker or None),
         ("held by", row.holder or None),
@@ -147,10 +159,8 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         pairs.append(("blocked by", f"{blocker.code} since {time_text(blocker.since_ns)}"))
         pairs.append(("", blocker.text))
     if lineage is not None:
-        parent = parents[0]
-        pairs.append(
-            ("forked from", f"{parent.type}/{parent.name} after {lineage.forked_at_height}")
-        )
+        parent = f"{parents[0].type}/{parents[0].name}" if parents else lineage.parent_world_id
+        pairs.append(("forked from", f"{parent} after {lineage.forked_at_height}"))
         pairs += [("", f"{one.type}/{one.name}") for one in parents[1:]]
     document = _document(row) | {"lineage": _lineage(record, parents)}
     emit(args, document, fields(pairs))
@@ -295,6 +305,39 @@ def _change(store: Store, args: argparse.Namespace) -> None:
     emit(args, _document(store.read(inventory.look, now)), text)
 
 
+def _purge(store: Store, args: argparse.Namespace) -> None:
+    universe, world_id = store.read(_purgeable, args.world, args.universe)
+    left, forks = erasure.world_purge(store, universe, world_id, force=args.force)
+    purged = time_text(left.purged_ns)
+    backups = f"every backup made before {purged} holds a copy"
+    document = {
+        "universe": universe,
+        "world_id": left.world_id,
+        "hash": left.hash.hex(),
+        "height": left.height,
+        "purged_ns": left.purged_ns,
+        "copies": {"forks": forks, "backups": backups},
+    }
+    pairs: list[tuple[str, object]] = [
+        ("purged", left.world_id),
+        ("hash", left.hash.hex()),
+        ("date", purged),
+        ("not erased", "mail that it sent is in the journals of those that got it"),
+        ("", backups),
+        *(("", f"a copy of its state is in the fork {fork}") for fork in forks),
+    ]
+    emit(args, document, fields(pairs))
+
+
+def _purgeable(txn: Txn, name: str, universe: str | None) -> tuple[str, str]:
+    """The universe and the id of a world, or of one that is purged already."""
+    for where in inventory.universes(txn) if universe is None else [universe]:
+        if purge.tombstone(txn, where, name) is not None:
+            return where, name
+    record = inventory.resolve(txn, name, universe)
+    return record.universe, record.world_id
+
+
 # -- inside --------------------------------------------------------------------------------------
 
 
@@ -307,6 +350,7 @@ def _document(row: WorldRow) -> dict[str, Any]:
         "name": record.name,
         "status": record.status.value,
         "height": row.height,
+        "floor": row.floor,
         "depth": row.depth,
         "worker": row.worker or None,
         "holder": row.holder or None,

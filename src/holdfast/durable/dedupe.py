@@ -84,6 +84,20 @@ def collect(txn: Txn, scope: str, older_than_ns: int, limit: int) -> int:
     return len(rows)
 
 
+def erase(txn: Txn, scope: str, beginning: str, limit: int) -> int:
+    """Forget keys that begin with a text, whatever their age; how many. Their subject is gone."""
+    check_limit(limit)
+    keys = _keys(scope)
+    # A text in a key ends with a byte that is not part of it.
+    lo = keys.records + tuples.pack((beginning,))[:-1]
+    rows = txn.scan(lo, tuples.after(lo), limit)
+    for key, row in rows:
+        packed = key[len(keys.records) :]
+        txn.delete(key)
+        txn.delete(keys.times + tuples.pack_int(_decode(row).time_ns) + packed)
+    return len(rows)
+
+
 # -- inside --------------------------------------------------------------------------------------
 
 
@@ -98,6 +112,7 @@ class _Keys:
 
 
 _keys = lru_cache(maxsize=4096)(_Keys)
+_decode = codec.decoder(Remembered).decode
 
 
 def _time_in(key: bytes, prefix: bytes) -> int:

@@ -173,6 +173,25 @@ def depth(txn: Txn, world: str) -> int:
     return txn.count(keys.last_seq) - txn.count(keys.cursor)
 
 
+def erase(txn: Txn, world: str, limit: int) -> bool:
+    """Remove an inbox whole: what is unread, the keys, the numbers last; whether that is done."""
+    check_limit(limit)
+    keys = _keys(world)
+    rows = txn.scan(keys.entries, tuples.after(keys.entries), limit)
+    for key, row in rows:
+        txn.delete(key)
+        blob = _decode(row).blob
+        if blob:
+            blobs.erase(txn, blob)
+    gone = len(rows)
+    gone += dedupe.erase(txn, SCOPE, _scoped(world, "-")[:-1], limit - gone)
+    if gone >= limit:
+        return False
+    txn.delete(keys.cursor)
+    txn.delete(keys.last_seq)
+    return True
+
+
 def topic(world: str) -> str:
     return f"inbox/{world}"
 

@@ -4,8 +4,9 @@
   has gone on meanwhile it is `HeadMoved`, and nothing is written.
 - An entry's hash covers the hash before it, its height, its time and its body, so `verify` finds
   the first height at which anything differs from what was appended.
-- Entries go away only by `truncate`, and only those below the checkpoint. What is left still
-  verifies: the head keeps the hash on which the lowest kept entry stands.
+- Entries go away only by `truncate` and `cut`, and never one above the checkpoint. What is left
+  still verifies: the head keeps the hash on which the lowest kept entry stands.
+- `cut` raises the floor at once; `sweep` then removes the rows below it, a bounded number at a time.
 - `compact` packs entries below the checkpoint into segments, a bounded number at a time and in one
   transaction, so it can stop and go on anywhere. Nothing is lost by it: reading and verifying go
   through segments as through entries.
@@ -183,12 +184,68 @@ def truncate(txn: Txn, subject: str, limit: int) -> int:
             txn.delete(keys.entries + tuples.pack_int(height))
     if not gone:
         return 0
-    for _, kept in gone:
-        if kept.blob:
-            blobs.release(txn, kept.blob)
+    _release(txn, [kept for _, kept in gone])
     height, kept = gone[-1]
     txn.put(keys.head, codec.pack(replace(was, floor=height + 1, below=kept.hash)))
     return len(gone)
+
+
+def cut(txn: Txn, subject: str, height: int) -> bool:
+    """Let the journal begin above a height, up to the checkpoint's; whether it began below.
+
+    From then on no entry up to it is read. `sweep` removes their rows.
+    """
+    was = head(txn, subject)
+    if height < was.floor:
+        return False
+    if height > was.checkpoint:
+        raise Invalid(
+            what="cut",
+            why="above the checkpoint",
+            subject=subject,
+            found=height,
+            max=was.checkpoint,
+        )
+    below = hash_at(txn, subject, height)
+    txn.put(_keys(subject).head, codec.pack(replace(was, floor=height + 1, below=below)))
+    return True
+
+
+def sweep(txn: Txn, subject: str, limit: int, *, at_once: bool = False) -> int:
+    """Remove rows of entries below the floor, lowest first, a segment as a whole; how many entries.
+
+    Fewer than the limit means that none is left. With `at_once` their blobs have no grace.
+    """
+    check_limit(limit)
+    keys = _keys(subject)
+    floor = head(txn, subject).floor
+    gone = 0
+    while gone < limit and (segment := _segments(txn, keys, 0, 1)):
+        [(top, entries)] = segment
+        dropped = [kept for height, kept in entries if height < floor]
+        if not dropped:
+            break
+        if top < floor:
+            txn.delete(keys.segments + tuples.pack_int(top))
+        else:
+            stay = [kept for height, kept in entries if height >= floor]
+            txn.put(keys.segments + tuples.pack_int(top), _pack_segment(floor, stay))
+        gone += _release(txn, dropped, at_once=at_once)
+    found = _singles(txn, keys, 0, floor, max(limit - gone, 0))
+    for height, _ in found:
+        txn.delete(keys.entries + tuples.pack_int(height))
+    return gone + _release(txn, [kept for _, kept in found], at_once=at_once)
+
+
+def erase(txn: Txn, subject: str, limit: int) -> bool:
+    """Remove a journal whole, entries first and its head last; whether that is done."""
+    was = head(txn, subject)
+    if was.floor <= was.height:
+        txn.put(_keys(subject).head, codec.pack(replace(was, floor=was.height + 1, below=was.hash)))
+    if sweep(txn, subject, limit, at_once=True) >= limit:
+        return False
+    txn.delete(_keys(subject).head)
+    return True
 
 
 def compact(txn: Txn, subject: str, limit: int = SEGMENT_ENTRIES) -> int:
@@ -210,7 +267,7 @@ def compact(txn: Txn, subject: str, limit: int = SEGMENT_ENTRIES) -> int:
     for height, _ in taken:
         txn.delete(keys.entries + tuples.pack_int(height))
     top = taken[-1][0]
-    packed = zlib.compress(codec.pack([lo, [kept for _, kept in taken]]), 1)
+    packed = _pack_segment(lo, [kept for _, kept in taken])
     txn.put(keys.segments + tuples.pack_int(top), packed)
     txn.put(keys.head, codec.pack(replace(was, packed=top)))
     return len(taken)
@@ -232,6 +289,19 @@ class _Keys:
 _keys = lru_cache(maxsize=65536)(_Keys)
 _decode = codec.decoder(Kept).decode
 _decode_segment = codec.decoder(tuple[int, list[Kept]]).decode
+
+
+def _pack_segment(first: int, entries: list[Kept]) -> bytes:
+    return zlib.compress(codec.pack([first, entries]), 1)
+
+
+def _release(txn: Txn, gone: list[Kept], *, at_once: bool = False) -> int:
+    """Give up the blobs of entries whose rows go; how many entries."""
+    drop = blobs.erase if at_once else blobs.release
+    for kept in gone:
+        if kept.blob:
+            drop(txn, kept.blob)
+    return len(gone)
 
 
 def _link(last: bytes, height: int, at_ns: int, body: bytes, blob: bytes) -> bytes:

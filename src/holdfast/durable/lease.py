@@ -194,6 +194,17 @@ def force_release(txn: Txn, resource: str, reason: str) -> int:
     return found.epoch
 
 
+def forget(txn: Txn, resource: str) -> None:
+    """Remove the rows of a resource that will never be granted again. Its log stays as long as any."""
+    check_name("resource", resource)
+    found = current(txn, resource)
+    if found is not None and found.state is not State.FREE:
+        raise Invalid(what="lease", why="it is held", resource=resource, worker=found.worker)
+    keys = _keys(resource)
+    txn.delete(keys.fence)
+    txn.delete(keys.expiry)
+
+
 @operation
 def mark_stale(txn: Txn, resource: str) -> bool:
     """Write the expiry of an overdue lease now, without a grant; False when there is none."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from hashlib import sha256
+from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.codec import Record
@@ -93,25 +94,108 @@ def baseline(txn: Txn, subject: str) -> Baseline | None:
     return None if row is None else codec.unpack_as(Baseline, row)
 
 
-def prune(txn: Txn, subject: str, keep: int) -> int:
-    """Remove all but the highest `keep`, the baseline and the lowest that is needed, a page at a time;
-    how many."""
+class Window(NamedTuple):
+    """What a journal keeps: so many entries, and what is so young. It is cut at a snapshot, so some stay
+    in it, one for each part."""
+
+    entries: int
+    ns: int
+    parts: int
+
+
+def prune(txn: Txn, subject: str, keep: int, window: Window | None = None) -> int:
+    """Remove all but the highest `keep`, the baseline, the lowest that is needed, and those that the
+    journal is to be cut at, a page at a time; how many."""
     check_limit(keep, "keep")
     prefix = _keys(subject).states
     base = baseline(txn, subject)
-    spared = {_at(subject, journal.head(txn, subject).floor - 1)}
+    head = journal.head(txn, subject)
+    spared = {_at(subject, head.floor - 1)}
     if base is not None:
         spared.add(_at(subject, base.height))
     rows = txn.scan(prefix, tuples.after(prefix), keep + SCAN_PAGE, reverse=True)[keep:]
-    gone = [(key, _decode(row)) for key, row in rows if key not in spared]
+    found = [(key, _decode(row)) for key, row in reversed(rows)]
+    if window is not None:
+        spared |= _marks(prefix, found, head.height, window)
+    gone = [(key, saved) for key, saved in found if key not in spared]
     for key, saved in gone:
-        txn.delete(key)
-        if saved.state is None:
-            blobs.release(txn, saved.hash)
+        _drop(txn, key, saved)
     return len(gone)
 
 
+def latest(txn: Txn, subject: str, lo: int, hi: int, before_ns: int) -> int | None:
+    """The highest height, lo <= height < hi, whose snapshot was saved before a time."""
+    prefix = _keys(subject).states
+    end = prefix + tuples.pack_int(hi)
+    while lo < hi and (
+        rows := txn.scan(prefix + tuples.pack_int(lo), end, SCAN_PAGE, reverse=True)
+    ):
+        for key, row in rows:
+            if _decode(row).at_ns < before_ns:
+                return tuples.unpack_last_int(key, len(prefix))
+        end = rows[-1][0]
+    return None
+
+
+def earliest(txn: Txn, subject: str, lo: int) -> tuple[int, int] | None:
+    """The lowest height from `lo` on that has a snapshot, and when it was saved."""
+    prefix = _keys(subject).states
+    for key, row in txn.scan(prefix + tuples.pack_int(lo), tuples.after(prefix), 1):
+        return tuples.unpack_last_int(key, len(prefix)), _decode(row).at_ns
+    return None
+
+
+def drop_below(txn: Txn, subject: str, height: int, limit: int) -> int:
+    """Remove the snapshots below a height, lowest first, never the baseline; how many."""
+    check_limit(limit)
+    base = baseline(txn, subject)
+    top = height if base is None else min(height, base.height)
+    return _remove(txn, subject, top, limit)
+
+
+def erase(txn: Txn, subject: str, limit: int) -> bool:
+    """Remove all snapshots of a subject, and its baseline; whether that is done."""
+    check_limit(limit)
+    txn.delete(_keys(subject).baseline)
+    return _remove(txn, subject, None, limit, at_once=True) < limit
+
+
 # -- inside --------------------------------------------------------------------------------------
+
+
+def _marks(
+    prefix: bytes, found: list[tuple[bytes, Saved]], head: int, window: Window
+) -> set[bytes]:
+    """Of snapshots in their order: by height those in the window, by time those below it, each a part
+    of the window above the one before; and the highest below it, where the journal is cut next."""
+    spared: set[bytes] = set()
+    top, last, last_ns = b"", 0, 0
+    for key, saved in found:
+        height = tuples.unpack_last_int(key, len(prefix))
+        if height <= head - window.entries:
+            top = key
+            if window.ns and saved.at_ns - last_ns >= window.ns // window.parts:
+                spared.add(key)
+                last_ns = saved.at_ns
+        elif height - last >= window.entries // window.parts:
+            spared.add(key)
+            last = height
+    return spared | {top}
+
+
+def _remove(txn: Txn, subject: str, below: int | None, limit: int, *, at_once: bool = False) -> int:
+    prefix = _keys(subject).states
+    end = tuples.after(prefix) if below is None else prefix + tuples.pack_int(max(below, 0))
+    rows = txn.scan(prefix, end, limit) if prefix < end else []
+    for key, row in rows:
+        _drop(txn, key, _decode(row), at_once=at_once)
+    return len(rows)
+
+
+def _drop(txn: Txn, key: bytes, saved: Saved, *, at_once: bool = False) -> None:
+    txn.delete(key)
+    if saved.state is None:
+        (blobs.erase if at_once else blobs.release)(txn, saved.hash)
 
 
 class _Keys:

@@ -27,6 +27,8 @@ class WorldRow(NamedTuple):
     # Who shall host it, and who does: empty for nobody.
     worker: str
     holder: str
+    # The lowest entry that is kept.
+    floor: int = 1
 
 
 class WorkerRow(NamedTuple):
@@ -61,12 +63,14 @@ def look(txn: Txn, record: WorldRecord) -> WorldRow:
     subject = subject_of(record.universe, record.world_id)
     assigned = catalog.assignment(txn, record.universe, record.world_id)
     lease = leases.current(txn, subject)
+    head = journal.head(txn, subject)
     return WorldRow(
         record,
-        journal.head(txn, subject).height,
+        head.height,
         inbox.depth(txn, subject),
         "" if assigned is None else assigned.desired_worker_id or "",
         "" if lease is None or not lease.live(txn.now_ns, txn.generation) else lease.worker,
+        head.floor,
     )
 
 
@@ -93,7 +97,10 @@ def lineage(txn: Txn, record: WorldRecord) -> list[WorldRecord]:
     """The parent, its parent and so on, as far as their records go."""
     found: list[WorldRecord] = []
     while record.lineage is not None:
-        record = catalog.record(txn, record.universe, record.lineage.parent_world_id)
+        try:
+            record = catalog.record(txn, record.universe, record.lineage.parent_world_id)
+        except NotFound:
+            break
         found.append(record)
     return found
 

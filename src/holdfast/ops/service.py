@@ -128,6 +128,8 @@ def acquire_lease(
         raise NotAssigned(what="worker", universe=universe, world_id=world_id, worker=worker)
     if answer.refusal == Status.DELETED.value:
         raise _deleted(universe, world_id)
+    if answer.refusal == tenure.UNKNOWN:
+        raise NotFound(what="world", universe=universe, world_id=world_id)
     raise NotActive(what="world", universe=universe, world_id=world_id, status=answer.refusal)
 
 

@@ -9,19 +9,21 @@ are honoured. A worker counts as live only after a heartbeat under the present a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from holdfast.authority import authority, placement, workers
 from holdfast.clock import SYSTEM, Clock, S
-from holdfast.config import BLOB_GRACE_NS, DEDUPE_RETENTION_NS, SWEEP_EVERY_NS
+from holdfast.config import BLOB_GRACE_NS, DEDUPE_RETENTION_NS, DELETED_KEPT_NS, SWEEP_EVERY_NS
 from holdfast.durable import dedupe, inbox
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, Held
 from holdfast.roles.role import Role
+from holdfast.roles.upkeep import Upkeep
 from holdfast.store import blobs
 from holdfast.store.api import Pending, Store, Txn, glance, operation
 from holdfast.world import catalog, publish
+from holdfast.world.history import Bound
 
 # Worlds that one tick places or moves at most.
 PLACED_PER_TICK = 1000
@@ -41,9 +43,13 @@ class Orchestrator(Role):
         incarnation: str,
         lease_ttl_s: float = 5.0,
         worker_ttl_s: float = 5.0,
+        histories: Mapping[str, Bound] | None = None,
+        deleted_kept_s: float = DELETED_KEPT_NS / S,
         clock: Clock = SYSTEM,
     ) -> None:
+        """`histories` bounds the history of worlds by their type."""
         super().__init__(store, clock)
+        self._upkeep = Upkeep(store, universe, histories or {}, int(deleted_kept_s * S))
         self.universe = universe
         self.worker = worker
         self.incarnation = incarnation
@@ -73,11 +79,12 @@ class Orchestrator(Role):
             placed = self._place()
             moved = self._move()
             self._sweep()
+            erased = self._upkeep.turn(self._held())
         except Fenced:
             # We were paused for longer than our lease: another leads, and we stand by.
             self._lease = None
             return False
-        return placed or moved
+        return placed or moved or erased
 
     def next_s(self) -> float:
         now_ns = self.store.now_ns()
@@ -100,6 +107,7 @@ class Orchestrator(Role):
                 self._lease = self.store.transact(
                     authority.acquire, self.universe, self.worker, self.incarnation, self._ttl_ns
                 )
+                self._upkeep.begin()
                 # Workers count as live only when they have spoken to this authority: ask them to.
                 self.store.transact(self._call_workers)
             elif now_ns > self._lease.expires_ns - self._ttl_ns // 2:

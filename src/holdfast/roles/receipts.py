@@ -17,9 +17,9 @@ from holdfast.durable.queue import Dead
 from holdfast.effects import budget
 from holdfast.effects.budget import Charge
 from holdfast.errors import HoldfastError, Invalid, NotFound
-from holdfast.messages import Intent, Receipt, Status, receipt_ingress
+from holdfast.messages import TIMER_SET, Intent, Receipt, Status, TimerSet, receipt_ingress
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog, publish
+from holdfast.world import catalog, publish, timers
 from holdfast.world.ingress import deliver_to
 
 
@@ -92,6 +92,25 @@ def redrive_effects(txn: Txn, universe: str, kind: str, seqs: list[int]) -> list
         publish.dispatch(txn, again)
         made.append(again.intent_hash)
     return made
+
+
+@operation
+def drop_dead(txn: Txn, name: str, seqs: list[int]) -> list[int]:
+    """Remove dead letters for good, all or none; their numbers. An effect's world has had its receipt."""
+    for seq in seqs:
+        found = queue.dead(txn, name, seq - 1, 1) if seq > 0 else []
+        if not found or found[0].seq != seq:
+            raise NotFound(what="dead letter", queue=name, seq=seq)
+        try:
+            intent = codec.unpack_as(Intent, queue.payload_of(txn, found[0]))
+        except HoldfastError:
+            continue
+        if intent.effect_kind == TIMER_SET:
+            timers.take(txn, intent, codec.unpack_as(TimerSet, intent.params).key)
+        else:
+            publish.forget_dead(txn, intent.universe_id, intent.intent_hash, seq)
+    queue.discard_dead.fn(txn, name, seqs)
+    return seqs
 
 
 def _deliver(txn: Txn, intent: Intent, receipt: Receipt) -> None:

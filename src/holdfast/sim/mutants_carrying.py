@@ -83,7 +83,7 @@ CARRYING: dict[str, tuple[Edit, ...]] = {
     "carried timer: told although it was cancelled": (
         # What was cancelled is remembered, so that what was fired is told from it.
         Edit(
-            "world.timers:_empty",
+            "world.timers:empty",
             "txn.delete(key)",
             "txn.delete(key)\n        take.__dict__.setdefault('gone', set()).add(held.intent_hash)",
         ),

@@ -84,7 +84,7 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "host: snapshot without a baseline kept": (
         Edit(
             _commit,
-            "snapshot.prune(txn, subject, cycle.snapshots_kept)",
+            "snapshot.prune(txn, subject, cycle.snapshots_kept, window)",
             "[txn.delete(key) for key, _ in txn.scan(snapshot._keys(subject).states,"
             " snapshot._keys(subject).states + b'\\xff')]",
         ),

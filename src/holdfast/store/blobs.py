@@ -3,6 +3,7 @@
     put      the data row if it is not there, one reference more
     release  one reference less; at none the blob becomes idle, by time
     collect  removes blobs that have been idle for the grace
+    erase    one reference less; at none the blob goes at once
 
 Invariants: a blob with references has its data row, and is in no idle row; a blob without any is
 in exactly one idle row. A row that keeps a hash owns one reference and releases it when it goes.
@@ -81,6 +82,24 @@ def release(txn: Txn, name: bytes) -> None:
     if idle_since_ns:
         txn.put(_IDLE + tuples.pack_int(idle_since_ns) + packed, name)
     txn.put(_REFS + packed, codec.pack(Refs(count, idle_since_ns)))
+
+
+@operation
+def erase(txn: Txn, name: bytes) -> None:
+    """One reference less; at none the data goes at once, for content that must not stay."""
+    release.fn(txn, name)
+    wipe.fn(txn, name)
+
+
+@operation
+def wipe(txn: Txn, name: bytes) -> None:
+    """Remove a blob that is idle, without its grace."""
+    packed = tuples.pack((name,))
+    refs = _refs(txn, packed)
+    if not refs.count and refs.idle_since_ns:
+        txn.delete(_IDLE + tuples.pack_int(refs.idle_since_ns) + packed)
+        txn.delete(_REFS + packed)
+        txn.delete(_DATA + packed)
 
 
 @operation

@@ -49,6 +49,10 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "h" <world> <n>                          what a fork was given when it was made
                     <u> "r" <world> <intent>                     its own intent for one of its parent's
                     <u> "c" <status>                             counters
+                    <u> "k" <world>                              how much history it keeps, when it is cut
+                    <u> "d" <due_ns> <world>                     index: histories that are to be cut
+                    <u> "x" <deleted_ns> <world>                 index: deleted worlds, to be erased
+                    <u> "z" <world>                              what is left of a purged world
                     <u> "route" <u'>                             when a pool last had a route there
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
     13 worker       <u> <worker>                                 who said lately that it is alive

@@ -92,6 +92,10 @@ class WorldRecord(Record, frozen=True):
     stuck_count: int = 0
     # This seq is being tried by itself: if the lease is lost now, nobody else is to blame.
     stuck_alone: bool = False
+    # When it was deleted: its rows go some time after that.
+    deleted_ns: int = 0
+    # It is being purged: what goes of it leaves a tombstone.
+    purged: bool = False
 
 
 class Assignment(Record, frozen=True):
@@ -167,6 +171,9 @@ def change(
     now = replace(
         was, status=status, blocker=blocker, stuck_seq=0, stuck_count=0, stuck_alone=False
     )
+    if event is Event.DELETE:
+        now = replace(now, deleted_ns=max(txn.now_ns, 1))
+        txn.put(_deleted_key(universe, now.deleted_ns, world_id), b"")
     save(txn, now)
     counts = _keys(universe).counts
     txn.add(counts + tuples.pack((was.status.value,)), -1)
@@ -183,6 +190,30 @@ def change(
         _evict(txn, subject_of(universe, world_id), f"the world is {status.value}")
     txn.notify(changes(universe))
     return now
+
+
+def deleted(txn: Txn, universe: str, until_ns: int, limit: int) -> list[str]:
+    """Worlds that were deleted up to a time and still have rows; those that are purged first."""
+    check_limit(limit)
+    prefix = schema.prefix(Space.WORLD, universe, "x")
+    rows = txn.scan(prefix, prefix + tuples.pack_int(until_ns + 1), limit)
+    return [str(tuples.unpack(key)[-1]) for key, _ in rows]
+
+
+def mark_deleted(txn: Txn, record: WorldRecord, deleted_ns: int, purged: bool = False) -> None:
+    """Say since when a world is deleted; a time of 0: its rows go at once."""
+    txn.delete(_deleted_key(record.universe, record.deleted_ns, record.world_id))
+    txn.put(_deleted_key(record.universe, deleted_ns, record.world_id), b"")
+    save(txn, replace(record, deleted_ns=deleted_ns, purged=purged or record.purged))
+
+
+def remove(txn: Txn, record: WorldRecord) -> None:
+    """Take a deleted world out of the catalog. Whoever asks for it from then on finds none."""
+    universe, packed = record.universe, tuples.pack((record.world_id,))
+    _unassign(txn, universe, record.world_id)
+    txn.delete(_keys(universe).records + packed)
+    txn.delete(_deleted_key(universe, record.deleted_ns, record.world_id))
+    txn.add(_keys(universe).counts + tuples.pack((record.status.value,)), -1)
 
 
 def worlds(txn: Txn, universe: str, after: str = "", limit: int = 100) -> list[WorldRecord]:
@@ -424,6 +455,10 @@ def _name_key(universe: str, type: str, name: str) -> bytes:
     check_text("world type", type)
     check_text("world name", name)
     return schema.prefix(Space.WORLD, universe, "n", type, name)
+
+
+def _deleted_key(universe: str, deleted_ns: int, world_id: str) -> bytes:
+    return schema.prefix(Space.WORLD, universe, "x", deleted_ns, world_id)
 
 
 def _hint_key(universe: str, worker: str, priority: int, world_id: str) -> bytes:

@@ -19,8 +19,9 @@ from holdfast.errors import Conflict, HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
 from holdfast.store.txn import attempt
-from holdfast.world import catalog, publish, timers
+from holdfast.world import catalog, history, publish, timers
 from holdfast.world.catalog import subject_of
+from holdfast.world.history import Bound
 from holdfast.world.redrive import Letter, failures
 from holdfast.world.timers import Alarm
 
@@ -62,6 +63,8 @@ class Cycle(Record, frozen=True):
     # Effects whose receipts were handled last, and timers, before they were in the inbox: they are
     # settled with it, and get the numbers up to `to_seq`.
     carried: tuple[Carried, ...] = ()
+    # How much history the world keeps; None: all of it.
+    history: Bound | None = None
 
     @property
     def size(self) -> int:
@@ -173,7 +176,10 @@ def _advance(txn: Txn, cycle: Cycle) -> None:
         snapshot.save(txn, subject, head.height, cycle.snapshot)
         snapshot.set_baseline(txn, subject, head.height)
         journal.checkpoint(txn, subject, head.height)
-        snapshot.prune(txn, subject, cycle.snapshots_kept)
+        bound = cycle.history
+        window = None if bound is None else bound.window
+        snapshot.prune(txn, subject, cycle.snapshots_kept, window)
+        history.plan(txn, universe, world_id, bound)
     if cycle.drained:
         catalog.settle.fn(txn, universe, world_id, cycle.lease.worker)
 

@@ -19,7 +19,7 @@ from holdfast.world import catalog
 from holdfast.world.catalog import Lineage, Status, WorldRecord, subject_of
 from holdfast.world.inherit import Open, bequeath, check_policies, open_after
 from holdfast.world.kernel import World
-from holdfast.world.restore import restore
+from holdfast.world.restore import below_floor, restore
 
 
 class Cutting(NamedTuple):
@@ -64,6 +64,8 @@ def cut(
     height = head.height if at is None else at
     if not 0 <= height <= head.height:
         raise NotFound(what="height", world=parent_id, found=height, head=head.height)
+    if height < head.floor - 1:
+        raise below_floor(parent_id, height, head.floor)
     hash = journal.hash_at(txn, subject, height)
     state = _state_bytes(txn, parent, subject, height)
     wishes = Open()

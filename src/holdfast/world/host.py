@@ -241,6 +241,7 @@ class Host:
             drained,
             wanted_ns,
             tuple(carried),
+            self.world.program.history,
         )
 
     def _due(self, height: int) -> bool:

@@ -16,6 +16,7 @@ from holdfast import codec
 from holdfast.config import MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
 from holdfast.messages import Ingress, Kind
+from holdfast.world.history import Bound
 
 Handler = Callable[[Any, Any, Any], None]
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
@@ -81,7 +82,7 @@ class EventType:
 
 
 class Program:
-    __slots__ = ("_decoder", "events", "handlers", "state", "type", "version")
+    __slots__ = ("_decoder", "events", "handlers", "history", "state", "type", "version")
 
     def __init__(
         self,
@@ -90,8 +91,11 @@ class Program:
         state: type[Any],
         events: Mapping[str, EventType],
         handlers: Mapping[tuple[str, str], Handler],
+        history: Bound | None = None,
     ) -> None:
         self.type = type
+        # How much history such a world keeps; None: all of it.
+        self.history = history
         self.version = version
         self.state = state
         self.events = dict(events)

@@ -94,6 +94,14 @@ def pending(txn: Txn, universe: str, intent_hash: bytes) -> Pending | None:
     return None if row is None else _decode_pending(row)
 
 
+def pending_page(txn: Txn, universe: str, after: bytes, limit: int) -> list[tuple[bytes, Pending]]:
+    """Effects of a universe that have no receipt or lie dead, by intent, after one."""
+    prefix = _pending_of(universe)
+    lo = prefix + tuples.pack((after,)) + b"\x00" if after else prefix
+    rows = txn.scan(lo, tuples.after(prefix), limit)
+    return [(_intent_in(key), _decode_pending(row)) for key, row in rows]
+
+
 def end(txn: Txn, universe: str, intent_hash: bytes, *, dead: bool = False) -> Pending | None:
     """It gets its receipt now, and no other after that; None when it has had it."""
     key = _pending_key(universe, intent_hash)
@@ -231,6 +239,12 @@ def _pending_key(universe: str, intent_hash: bytes) -> bytes:
 @lru_cache(maxsize=1024)
 def _pending_of(universe: str) -> bytes:
     return schema.prefix(schema.Space.WORLD, universe, "i")
+
+
+def _intent_in(key: bytes) -> bytes:
+    found = tuples.unpack(key)[-1]
+    assert isinstance(found, bytes)
+    return found
 
 
 _decode_pending = codec.decoder(Pending).decode

@@ -36,6 +36,8 @@ def restore(txn: Txn, world: World, *, at: int | None = None) -> Restored:
     height = head.height if at is None else at
     if not 0 <= height <= head.height:
         raise NotFound(what="height", world=world.world_id, found=height, head=head.height)
+    if height < head.floor - 1:
+        raise below_floor(world.world_id, height, head.floor)
     base = _nearest_snapshot(txn, subject, height) if height else None
     state, done = _start(txn, world, subject, base, head)
     tail_bytes = 0
@@ -73,6 +75,11 @@ def check_snapshots(txn: Txn, world: World, *, since: int = 0) -> int:
                     why="the snapshot holds another state",
                 )
     return steps
+
+
+def below_floor(world_id: str, height: int, floor: int) -> NotFound:
+    why = "the history below the floor is removed"
+    return NotFound(what="height", world=world_id, found=height, floor=floor, why=why)
 
 
 def state_hash(world: World, state: Any) -> str:

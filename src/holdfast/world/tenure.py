@@ -20,13 +20,14 @@ from holdfast.codec import Record
 from holdfast.durable import inbox, lease
 from holdfast.durable.bounds import check_limit
 from holdfast.durable.lease import Lease
-from holdfast.errors import Held
+from holdfast.errors import Held, NotFound
 from holdfast.store.api import Txn, operation
 from holdfast.world import catalog
 from holdfast.world.catalog import Blocker, Event, Status, WorldRecord, subject_of
 
 ELSEWHERE = "assigned_to_another"
 HELD = "held"
+UNKNOWN = "unknown"
 # Losses at one seq after which a world is run by itself.
 SUSPECT = 2
 
@@ -86,7 +87,11 @@ def _acquire(
     ttl_ns: int,
     stuck_max: int,
 ) -> Granted:
-    record = catalog.record(txn, universe, world_id)
+    try:
+        record = catalog.record(txn, universe, world_id)
+    except NotFound:
+        # It was erased since its hint was read; others are asked for in the same call.
+        return Granted(world_id, None, None, UNKNOWN)
     if record.status is not Status.ACTIVE:
         return Granted(world_id, None, record, record.status.value)
     assigned = catalog.assignment(txn, universe, world_id)

@@ -59,7 +59,7 @@ def set_timer(txn: Txn, intent: Intent, wanted_ns: int = 0) -> None:
     """Do what a `timer.set` wants. A delay counts from `wanted_ns`, the store time at which its
     reducer ran, or else from this commit."""
     timer = codec.unpack_as(TimerSet, intent.params)
-    _empty(txn, intent.universe_id, intent.world_id, timer.key)
+    empty(txn, intent.universe_id, intent.world_id, timer.key)
     if timer.cron:
         intent, at_ns = every.first(intent, timer)
         hang(txn, intent, timer.key, at_ns, on_calendar=True)
@@ -73,7 +73,7 @@ def set_timer(txn: Txn, intent: Intent, wanted_ns: int = 0) -> None:
 def cancel_timer(txn: Txn, intent: Intent) -> None:
     """Do what a `timer.cancel` wants. An empty slot, and one whose timer has fired, stay as they are."""
     slot: str = codec.unpack(intent.params)
-    _empty(txn, intent.universe_id, intent.world_id, slot)
+    empty(txn, intent.universe_id, intent.world_id, slot)
 
 
 def hang(
@@ -148,7 +148,8 @@ def slots_of(txn: Txn, universe: str, world_id: str, limit: int) -> list[tuple[s
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _empty(txn: Txn, universe: str, world_id: str, slot: str) -> None:
+def empty(txn: Txn, universe: str, world_id: str, slot: str) -> None:
+    """Take the timer of a slot away."""
     key = _key(universe, world_id, slot)
     row = txn.get(key)
     if row is not None:
