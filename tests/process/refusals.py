@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -30,11 +31,25 @@ def refused(kind: type[HoldfastError], *, says: str = "") -> Iterator[None]:
 
 @contextmanager
 def untouched(*paths: Path) -> Iterator[None]:
-    """Every byte of these files is the same afterwards."""
-    before = {path: fingerprint(path) for path in paths}
+    """Every byte and every mode is the same afterwards: of these files, of the directories among them, and of
+    all that lies beside a file of a store. No file has come and none has gone."""
+    before = fingerprints(*paths)
     yield
-    assert {path: fingerprint(path) for path in paths} == before
+    assert fingerprints(*paths) == before
+
+
+def fingerprints(*paths: Path) -> dict[str, tuple[int, str]]:
+    found: dict[str, tuple[int, str]] = {}
+    for path in paths:
+        path = path.parent if path.name == "data.mdb" else path
+        inside = sorted(path.rglob("*")) if path.is_dir() else []
+        for one in (path, *inside):
+            mode = os.lstat(one).st_mode if one.exists() else 0
+            found[str(one)] = mode, fingerprint(one)
+    return found
 
 
 def fingerprint(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else "not there"
+    if path.is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return "a directory" if path.is_dir() else "not a file"

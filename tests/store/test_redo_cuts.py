@@ -415,7 +415,7 @@ def base_told_of_before_it_is_synced(patch: pytest.MonkeyPatch) -> None:
         settled = self._settled.is_set()
         begin(self)
         if settled and self._round > 5:
-            meta = os.pread(self._data, redo._META_BYTES, (self._bases[-1].id() % 2) * self._psize)
+            meta = os.pread(self._data, redo.META_BYTES, (self._bases[-1].id() % 2) * self._psize)
             told = Header(self._round, self._bases[-1].id(), meta)
             redo._write(self._file, redo._headed(told), redo._BASED_AT)
 

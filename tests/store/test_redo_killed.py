@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import queue
 import signal
 import struct
@@ -149,7 +148,8 @@ def outgrown(path: Path, patch: pytest.MonkeyPatch) -> Rows:
     """A store whose log has far more to do again than its file has free pages."""
     patch.setattr(redo, "REDO_COMMITS", 10**9)
     patch.setattr(redo, "REDO_BYTES", 10**9)
-    patch.setattr(redo, "_open", _small)
+    # A log takes the disk space that it needs, and no more.
+    patch.setattr(redo, "_reserve", lambda fd: None)
     backend = logged(path)
     rows = {b"k%03d" % n: bytes([n]) * 1500 for n in range(KEYS)}
     put(backend, rows)
@@ -161,10 +161,6 @@ def outgrown(path: Path, patch: pytest.MonkeyPatch) -> Rows:
         rows |= change
     killed(backend)
     return rows
-
-
-def _small(file: Path) -> int:
-    return os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 @contextmanager
@@ -267,7 +263,7 @@ def test_who_is_killed_while_it_removes_the_logs_leaves_a_store_that_opens(
             LmdbBackend(tmp_path, readonly=False)
     assert len([name for name in FILES if (tmp_path / name).exists()]) == 1
     before = (tmp_path / DATA).read_bytes()
-    redo.Recovery(tmp_path)
+    redo.Recovery(tmp_path).put_back()
     assert (tmp_path / DATA).read_bytes() == before
     with closing(logged(tmp_path)) as again:
         assert rows_of(again) == {b"a": b"3"}
@@ -313,7 +309,7 @@ def test_who_opens_the_file_waits_while_its_meta_page_is_put_back(
         seen.append(b"BlockingIOError" in done.stderr)
 
     monkeypatch.setattr(redo, "_put_back", put_back)
-    redo.Recovery(tmp_path)
+    redo.Recovery(tmp_path).put_back()
     assert seen == [True]
 
 
@@ -372,7 +368,7 @@ def test_an_append_that_lmdb_refuses_leaves_the_last_record_alone(
 
 
 def _records(path: Path) -> list[tuple[int, bytes]]:
-    headers = [header for name in FILES if (header := redo._header_of(path / name)) is not None]
+    headers = [header for name in FILES if (header := redo._log(path / name)) is not None]
     return list(redo._records(path, max(headers, key=lambda header: header.round)))
 
 

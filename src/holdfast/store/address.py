@@ -14,6 +14,8 @@ import msgspec
 
 LOCK = "writer.lock"
 SOCKET = "writer.sock"
+LOG = "writer.log"
+LOG_BYTES_MAX = 1 << 20
 
 
 class Arguments(msgspec.Struct):
@@ -34,4 +36,29 @@ def directory_of(path: Path) -> Iterator[str]:
     try:
         yield f"/proc/self/fd/{fd}"
     finally:
+        os.close(fd)
+
+
+def holds_store(path: Path) -> bool:
+    """Whether any file with stored rows is there."""
+    return any((path / name).exists() for name in ("data.mdb", "redo.0", "redo.1"))
+
+
+def log_file(path: Path, *, create: bool) -> int | None:
+    """A descriptor of the file that the writer's own errors go to, never the pipes of the process that
+    started it. None if there is none."""
+    flags = os.O_WRONLY | os.O_CREAT * create | os.O_APPEND | os.O_CLOEXEC
+    try:
+        fd = os.open(path / LOG, flags, 0o600)
+    except OSError:
+        return None
+    if os.fstat(fd).st_size > LOG_BYTES_MAX:
+        os.ftruncate(fd, 0)
+    return fd
+
+
+def keep_log(path: Path) -> None:
+    """Write standard error to the log from now on, if it went nowhere so far."""
+    if not (path / LOG).exists() and (fd := log_file(path, create=True)) is not None:
+        os.dup2(fd, 2)
         os.close(fd)

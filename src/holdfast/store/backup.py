@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import closing
 from pathlib import Path
 
 import lmdb
@@ -19,9 +18,10 @@ from holdfast import codec
 from holdfast.clock import MS, SYSTEM
 from holdfast.errors import HoldfastError, Invalid, NotFound, StoreCorrupt
 from holdfast.store import schema, tuples
-from holdfast.store.engine import guard_schema
-from holdfast.store.redo import forget
-from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
+from holdfast.store.engine import check_outcomes, guard_schema, meta_row
+from holdfast.store.pages import Pages, newest
+from holdfast.store.redo import Recovery, forget
+from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.writer import await_lock
 
 # A writer that was killed may take this long to be gone.
@@ -56,6 +56,7 @@ def restore(source: Path, target: Path) -> int:
     """
     if not (source / "data.mdb").exists():
         raise NotFound(what="backup", path=str(source))
+    _check(source)
     prepare(target)
     lock = await_lock(target, DYING_S)
     partial = target
@@ -75,6 +76,23 @@ def restore(source: Path, target: Path) -> int:
         if partial != target:
             shutil.rmtree(partial, ignore_errors=True)
         os.close(lock)
+
+
+def _check(source: Path) -> None:
+    """Read the whole backup before anything is made of it. LMDB would follow damaged pages into SIGSEGV."""
+    fd = os.open(source / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        pages = Pages(fd, newest(fd))
+        if not pages.is_whole:
+            raise StoreCorrupt(path=str(source / "data.mdb"), why="the backup is cut off")
+        pages.check_all()
+        expected = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
+        guard_schema(pages.get(schema.MARKER_KEY), expected, bootstrap=False)
+        if meta_row(pages) is None:
+            raise NotFound(what="store", path=str(source))
+        check_outcomes(pages)
+    finally:
+        os.close(fd)
 
 
 def _beside(target: Path) -> Path:
@@ -98,36 +116,20 @@ def _generation_of(path: Path) -> int:
     if not (path / "data.mdb").exists():
         return 0
     try:
-        # Not for reading only: what its log has to add is added, so that the log can go.
-        backend = LmdbBackend(path, readonly=False)
+        with Recovery(path).looking() as view:
+            meta = None if view is None else meta_row(view)
+        return 0 if meta is None else meta.generation
     except HoldfastError:
         return 0
-    try:
-        with closing(backend.snapshot()) as snapshot:
-            found = snapshot.get(schema.META_KEY)
-        return 0 if found is None else codec.unpack_as(schema.Meta, found).generation
-    except HoldfastError:
-        return 0
-    finally:
-        backend.close()
 
 
 def _renew(path: Path, *, above: int) -> int:
     backend = LmdbBackend(path, readonly=False)
     try:
-        if not check_length(backend):
-            raise StoreCorrupt(path=str(path / "data.mdb"), why="the backup is cut off")
         txn = backend.begin()
         try:
-            guard_schema(
-                txn.get(schema.MARKER_KEY),
-                (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR),
-                bootstrap=False,
-            )
-            found = txn.get(schema.META_KEY)
-            if found is None:
-                raise NotFound(what="store", path=str(path))
-            meta = codec.unpack_as(schema.Meta, found)
+            meta = meta_row(txn)
+            assert meta is not None, "the copy has changed under its restore"
             outcomes = txn.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
             for key, _ in outcomes:
                 txn.delete(key)

@@ -72,6 +72,13 @@ class Snapshot(Protocol):
     def close(self) -> None: ...
 
 
+class Rows(Protocol):
+    """What can be looked at: a snapshot, a write transaction, a store that is not open yet."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+    def scan(self, lo: bytes, hi: bytes, limit: int | None, reverse: bool) -> list[Row]: ...
+
+
 class Backend(Protocol):
     def begin(self) -> WriteTxn: ...
     def snapshot(self) -> Snapshot: ...
@@ -365,10 +372,8 @@ class Engine:
         txn = self._backend.begin()
         try:
             guard_schema(txn.get(schema.MARKER_KEY), expected, bootstrap=bootstrap)
-            rows = txn.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
-            self._load_outcomes(rows)
-            found = txn.get(schema.META_KEY)
-            meta = None if found is None else codec.unpack_as(schema.Meta, found)
+            self._load_outcomes(outcome_rows(txn))
+            meta = meta_row(txn)
             last = None if meta is None else Anchor(meta.boot_id, meta.offset_ns)
             floor_ns = max(self._last_ns, 0 if meta is None else meta.floor_ns)
             self._anchor = anchor(self._clock, last=last, floor_ns=floor_ns)
@@ -414,10 +419,31 @@ class Engine:
                 names = [(client, one.no) for client, one in zip(clients, answers, strict=True)]
                 self._outcomes.update(zip(names, answers, strict=True))
                 self._outcome_ring.appendleft((id, names))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, ValueError) as error:
             raise StoreCorrupt(what="outcome row", why=str(error)) from None
         if heads and self.commit_no > len(heads):
             self._forgotten_id = heads[-1][0][1] - 1
+
+
+def outcome_rows(rows: Rows) -> list[Row]:
+    return rows.scan(schema.OUTCOME, tuples.after(schema.OUTCOME), None, False)
+
+
+def meta_row(rows: Rows) -> schema.Meta | None:
+    found = rows.get(schema.META_KEY)
+    try:
+        return None if found is None else codec.unpack_as(schema.Meta, found)
+    except Invalid as error:
+        raise StoreCorrupt(what="meta row", why=error.why) from None
+
+
+def check_outcomes(rows: Rows) -> None:
+    """Raise what keeps the outcomes of earlier commits from being read."""
+    try:
+        for _, row in outcome_rows(rows):
+            _OUTCOME_ROW.decode(row)
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(what="outcome row", why=str(error)) from None
 
 
 def _outcome_key(commit_no: int) -> bytes:

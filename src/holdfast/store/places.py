@@ -22,10 +22,13 @@ import lmdb
 from holdfast import codec
 from holdfast.clock import SYSTEM, Anchor
 from holdfast.config import KEY_BYTES_MAX, OUTCOMES_KEPT
-from holdfast.errors import BadUrl, Invalid, NotFound, StoreCorrupt
+from holdfast.errors import BadUrl, Invalid, NotFound
 from holdfast.store import schema, tuples, urls
 from holdfast.store.api import Row
-from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error
+from holdfast.store.engine import meta_row
+from holdfast.store.memory import MemoryBackend
+from holdfast.store.redo import Recovery
+from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.txn import Base
 from holdfast.store.writer import await_lock
 
@@ -34,6 +37,7 @@ PAGE_BYTES = 8 * 1024 * 1024
 FIRST = b"\x00"
 END = b"\xff" * (KEY_BYTES_MAX + 1)
 LOOK_S = 0.1
+_EMPTY = MemoryBackend().snapshot()
 
 
 class Last(NamedTuple):
@@ -125,21 +129,27 @@ class LmdbPlace:
         self.url = f"lmdb:{self.path}"
         prepare(self.path)
         self._lock = await_lock(self.path, patience_s)
+        # Opened by the first call that needs more than a look: a refused copy changes no file.
+        self._opened: LmdbBackend | None = None
         try:
-            self._backend = LmdbBackend(self.path, readonly=False)
+            with self.reading():
+                pass
         except BaseException:
             os.close(self._lock)
             raise
-        if not check_length(self._backend):
-            self.close()
-            raise StoreCorrupt(path=str(self.path / "data.mdb"), why="the file is cut off")
+
+    @property
+    def _backend(self) -> LmdbBackend:
+        if self._opened is None:
+            self._opened = LmdbBackend(self.path, readonly=False)
+        return self._opened
 
     def marker(self) -> bytes | None:
         return self._get(schema.MARKER_KEY)
 
     def meta(self) -> schema.Meta | None:
-        found = self._get(schema.META_KEY)
-        return None if found is None else codec.unpack_as(schema.Meta, found)
+        with self.reading() as base:
+            return meta_row(base)
 
     def last(self) -> Last:
         meta = self.meta()
@@ -168,7 +178,14 @@ class LmdbPlace:
 
     @contextmanager
     def reading(self) -> Iterator[Base]:
-        snapshot = self._backend.snapshot()
+        if self._opened is None:
+            try:
+                with Recovery(self.path).looking() as view:
+                    yield view or _EMPTY
+            except OSError as error:
+                raise storage_error(error, self.path) from None
+            return
+        snapshot = self._opened.snapshot()
         try:
             yield snapshot
         except lmdb.Error as error:
@@ -211,7 +228,8 @@ class LmdbPlace:
     close_down = mark
 
     def close(self) -> None:
-        self._backend.close()
+        if self._opened is not None:
+            self._opened.close()
         os.close(self._lock)
 
     def _get(self, key: bytes) -> bytes | None:

@@ -24,7 +24,7 @@ from holdfast import __version__
 from holdfast.clock import MS, SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import StoreCorrupt, WriterLost, from_wire
-from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of
+from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of, holds_store, log_file
 
 if TYPE_CHECKING:
     from holdfast.store.wire import Welcome
@@ -139,16 +139,17 @@ def _spawn(path: Path, *, bootstrap: bool, limits: WriterLimits) -> subprocess.P
         str(path), bootstrap, limits.linger_s, limits.backlog_bytes, limits.reader_check_s
     )
     source = str(Path(__file__).resolve().parents[2])
-    log = _log_file(path)
+    # A store that is refused gets no log: the writer makes it once it has looked at what is there.
+    log = log_file(path, create=not holds_store(path))
     child = subprocess.Popen(
         # -P: the current directory is not a place to import from.
         [sys.executable, "-P", "-c", _BOOT, source, msgspec.json.encode(arguments).decode()],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
-        stderr=log,
+        stderr=subprocess.DEVNULL if log is None else log,
         start_new_session=True,
     )
-    if log >= 0:
+    if log is not None:
         os.close(log)
     _children.append(child)
     return child
@@ -214,19 +215,6 @@ def _stat(pid: int) -> tuple[str, str]:
         return "", ""
     fields = text[text.rindex(")") + 2 :].split()
     return fields[0], fields[19]
-
-
-def _log_file(path: Path) -> int:
-    """Where the writer's own trouble goes: never into the pipes of whoever started it."""
-    try:
-        fd = os.open(
-            path / "writer.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600
-        )
-    except OSError:
-        return subprocess.DEVNULL
-    if os.fstat(fd).st_size > 1 << 20:
-        os.ftruncate(fd, 0)
-    return fd
 
 
 def reap_children() -> None:

@@ -14,6 +14,10 @@ the numbers they had.
 
 If others have the store open, the machine has not lost what LMDB wrote: then only a commit that was logged,
 and that LMDB was not told of any more, is made up for.
+
+Recovery reads first and writes after: `Recovery.looking` shows the rows as they are going to be, and checks every
+page that the replay touches. Each round has a random salt, which its records begin with, so that nothing that a
+caller stored is ever taken for a record.
 """
 
 from __future__ import annotations
@@ -33,17 +37,26 @@ import msgspec
 
 from holdfast.clock import SYSTEM
 from holdfast.config import REDO_BYTES, REDO_BYTES_MAX, REDO_COMMITS, REDO_COMMITS_MAX, REDO_NS
-from holdfast.errors import StoreCorrupt, StoreError
+from holdfast.errors import SchemaMismatch, StoreCorrupt, StoreError
+from holdfast.store import schema
+from holdfast.store.pages import META_BYTES, META_COUNT, Pages, metas, newest, read_meta
+from holdfast.store.view import View
 
 FILES = ("redo.0", "redo.1")
+_BESIDE = "if the machine has not lost power since, data.mdb is whole without it: remove redo.0 and redo.1"
 DATA = "data.mdb"
 LOCK = "lock.mdb"
 
 # A key and its value, None if it was deleted.
 Change = tuple[bytes, bytes | None]
 
-_MAGIC = b"holdfast redo 1\n"
+_FAMILY = b"holdfast redo "
+_MAGIC = _FAMILY + b"1\n"
 _HEADER_BYTES = 4096
+# A header lies in one sector, so that a power cut leaves the old one or the new one.
+_SECTOR_BYTES = 512
+_SALT_BYTES = 8
+_SCHEMA = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
 # The base, and the one that is to follow it.
 _BASES_MAX = 2
 # A header is never written over one that is needed: the first says that a round has begun, or that the log
@@ -51,27 +64,26 @@ _BASES_MAX = 2
 _BEGUN_AT, _BASED_AT = _HEADER_PLACES = (0, 2048)
 # CRC-32 of what follows it, and its length.
 _HEAD = struct.Struct("<II")
-# The same, the round of the log, the number of the commit.
+# The same, the round of the log, the number of the commit. The salt of the round comes before it.
 _RECORD = struct.Struct("<IIQQ")
 _encode = msgspec.msgpack.Encoder().encode
 _changes: msgspec.msgpack.Decoder[list[Change]] = msgspec.msgpack.Decoder(list[Change])
 
-# Where LMDB's meta pages have what: the page's own number, the magic, the transaction.
-_META_BYTES = 152
-_META_COUNT = 2
+# A page begins with its own number.
 _PGNO = struct.Struct("<Q")
-_META_MAGIC, _META_MAGIC_AT = struct.pack("<I", 0xBEEFC0DE), 16
-_TXN, _TXN_AT = struct.Struct("<Q"), 144
 
 
 class Header(msgspec.Struct, array_like=True, frozen=True):
     """What a log says of itself. `meta` is the base's; while it is empty, the base is the other log's.
-    A log that is `closed` is not needed: all there is has been synced."""
+    A log that is `closed` is not needed: all there is has been synced, and `meta` is that of the last commit.
+    Logs of earlier versions have neither a schema nor a salt."""
 
     round: int
     base: int
     meta: bytes = b""
     closed: bool = False
+    schema: tuple[int, int] | None = None
+    salt: bytes = b""
 
 
 _header: msgspec.msgpack.Decoder[Header] = msgspec.msgpack.Decoder(Header)
@@ -86,6 +98,7 @@ class Redo:
         self._data = os.open(path / DATA, os.O_RDONLY | os.O_CLOEXEC)
         self._files = [_open(path / name) for name in FILES]
         self._round = round
+        self._salt = b""
         # The number of the next commit, and where its record will be.
         self._next = 0
         self._at = self._last_at = _HEADER_BYTES
@@ -114,7 +127,7 @@ class Redo:
         if id != self._next:
             raise StoreCorrupt(what="commit", why="out of order", expected=self._next, found=id)
         body = _encode(changes)
-        record = _record(self._round, id, body)
+        record = _record(self._salt, self._round, id, body)
         file = self._file
         _write(file, record + body, self._at)
         try:
@@ -128,7 +141,7 @@ class Redo:
     def void(self) -> None:
         """The last append did not happen: LMDB could not commit it."""
         self._at = self._last_at
-        _write(self._file, bytes(_RECORD.size), self._at)
+        _write(self._file, bytes(_SALT_BYTES + _RECORD.size), self._at)
         os.fdatasync(self._file)
 
     def committed(self) -> None:
@@ -164,21 +177,20 @@ class Redo:
             return  # the log grows until there is room for another snapshot
         self._bases.append(base)
         id = base.id()
-        meta = os.pread(self._data, _META_BYTES, (id % _META_COUNT) * self._psize)
-        if _TXN.unpack_from(meta, _TXN_AT)[0] != id:
-            raise StoreCorrupt(what="meta page", why="it is not where it should be", commit=id)
+        meta = self._meta_of(id)
         self._round += 1
+        self._salt = salt = SYSTEM.entropy(_SALT_BYTES)
         self._next = id + 1
         self._at = self._last_at = _HEADER_BYTES
         self._commits = 0
         file, round = self._file, self._round
         other = self._files[(round + 1) % len(self._files)]
         # Records of this round count if those of the one before it lead up to them.
-        _write(file, _headed(Header(round, id)), _BEGUN_AT)
+        _write(file, _headed(Header(round, id, schema=_SCHEMA, salt=salt)), _BEGUN_AT)
 
         def settle() -> None:
             self._env.sync(True)
-            _write(file, _headed(Header(round, id, meta)), _BASED_AT)
+            _write(file, _headed(Header(round, id, meta, schema=_SCHEMA, salt=salt)), _BASED_AT)
             os.fdatasync(file)
             # Not before: until now it was needed.
             if os.fstat(other).st_size > REDO_BYTES_MAX:
@@ -196,7 +208,9 @@ class Redo:
             base.abort()
         self._asked.put(None)
         self._thread.join()
-        _write(self._file, _headed(Header(self._round, self._next - 1, closed=True)), _BEGUN_AT)
+        last = self._next - 1
+        closed = Header(self._round, last, self._meta_of(last), closed=True, schema=_SCHEMA)
+        _write(self._file, _headed(closed), _BEGUN_AT)
         os.fdatasync(self._file)
         self.abandon()
 
@@ -205,6 +219,13 @@ class Redo:
         self._asked.put(None)
         for file in (*self._files, self._data):
             os.close(file)
+
+    def _meta_of(self, id: int) -> bytes:
+        """The meta page of one of the last two commits."""
+        meta = os.pread(self._data, META_BYTES, (id % META_COUNT) * self._psize)
+        if read_meta(meta).txn != id:
+            raise StoreCorrupt(what="meta page", why="it is not where it should be", commit=id)
+        return meta
 
     @property
     def _file(self) -> int:
@@ -231,24 +252,79 @@ class Redo:
 
 
 class Recovery:
-    """What the logs of a directory have to say, before LMDB's file is opened. The caller holds the
-    writer's lock."""
+    """What the logs of a directory have to say, before LMDB's file is opened. The caller holds the writer's
+    lock. Nothing is written before `put_back`."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        logs = [header for name in FILES if (header := _header_of(path / name)) is not None]
+        found = [_log(path / name) for name in FILES]
+        logs = [header for header in found if header is not None]
         self.found = bool(logs)
         last = max((log.round for log in logs), default=0)
         # A round is left out between one start and the next: a record of it may be there, without its header,
         # and what was there before does not count once the file has been synced and a log begun.
         self.round = last + len(FILES)
-        closed = any(log.closed and log.round == last for log in logs)
-        based = [] if closed else [log for log in logs if log.meta and log.round >= last - 1]
+        closed = [log for log in logs if log.closed and log.round == last]
+        self._closed = closed[0] if closed else None
+        in_use = [] if closed else [log for log in logs if log.round >= last - 1]
+        for log in in_use:
+            if log.schema not in (None, _SCHEMA):
+                # Records of another version are not ours to commit.
+                raise SchemaMismatch(path=str(path), found=log.schema, expected=list(_SCHEMA))
+        # Both files get a header before either is used.
+        if None in found and any(log.salt for log in in_use):
+            missing = path / FILES[found.index(None)]
+            raise StoreCorrupt(path=str(missing), why="the log has lost its header; " + _BESIDE)
+        based = [log for log in in_use if log.meta]
         self._base = max(based, key=lambda log: log.round, default=None)
-        if self._base is not None and (path / DATA).exists():
-            with _alone(path) as alone:
+
+    @contextmanager
+    def looking(self) -> Iterator[View | None]:
+        """The rows as they are going to be, None if there is no file yet. Whatever keeps the store from being
+        recovered is raised here."""
+        try:
+            fd = os.open(self._path / DATA, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            if self._base is not None:
+                why = "it is not there, and its log is"
+                raise StoreCorrupt(path=str(self._path / DATA), why=why) from None
+            yield None
+            return
+        try:
+            yield self._look(fd) if os.fstat(fd).st_size else None
+        finally:
+            os.close(fd)
+
+    def _look(self, fd: int) -> View:
+        meta = newest(fd)
+        if self._closed is not None and self._closed.meta:
+            # LMDB has no checksums: the log has a copy of the page that all others hang on.
+            if meta != self._closed.meta and read_meta(meta).txn == self._closed.base:
+                raise StoreCorrupt(path=str(self._path / DATA), why="its meta page is damaged")
+        records: list[tuple[int, bytes]] = []
+        if self._base is not None:
+            records = list(_records(self._path, self._base))
+            with _alone(self._path, create=False) as alone:
                 if alone:
-                    _put_back(path, self._base, list(_records(path, self._base)))
+                    _check_range(self._path, fd, self._base, records)
+                    meta = self._base.meta
+        pages = Pages(fd, meta)
+        left = [(id, _decoded(self._path, body)) for id, body in records if id > pages.id]
+        if left and left[0][0] != pages.id + 1:
+            raise StoreCorrupt(path=str(self._path), why="the log does not go on from the file")
+        changes = [change for _, some in left for change in some]
+        if not pages.is_whole:
+            # Pages at the end may be unused, and were never written then.
+            pages.check_all()
+        pages.check_paths([key for key, _ in changes])
+        return View(pages, changes)
+
+    def put_back(self) -> None:
+        """Make the base the latest commit of LMDB's file again, unless others have it open."""
+        if self._base is not None and (self._path / DATA).exists():
+            with _alone(self._path, create=True) as alone:
+                if alone:
+                    _put_back(self._path, self._base, list(_records(self._path, self._base)))
 
     def replay(self, env: lmdb.Environment) -> None:
         """Commit again what LMDB's file does not have."""
@@ -270,7 +346,7 @@ class Recovery:
             if txn.id() != id:
                 why = "the log does not go on from the file"
                 raise StoreCorrupt(path=str(self._path), why=why)
-            for key, value in _changes.decode(body):
+            for key, value in _decoded(self._path, body):
                 if value is None:
                     txn.delete(key)
                 else:
@@ -280,7 +356,7 @@ class Recovery:
 def forget(path: Path) -> None:
     """What the logs say does not count any more. At no moment may one of them count without the other."""
     files = [path / name for name in FILES if (path / name).exists()]
-    last = max((log.round for file in files if (log := _header_of(file)) is not None), default=0)
+    last = max((log.round for file in files for log in _headers(file)), default=0)
     for file in files:
         fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
         try:
@@ -298,31 +374,60 @@ def _records(path: Path, base: Header) -> Iterator[tuple[int, bytes]]:
     id = base.base
     for round in (base.round, base.round + 1):
         file = path / FILES[round % len(FILES)]
-        header = _header_of(file)
+        header = _log(file)
         if header is None or header.round != round:
             return
+        if header.base > id:
+            # A log begins when all before it is in the other one.
+            why = f"the log has no commit {id + 1}; {_BESIDE}"
+            raise StoreCorrupt(path=str(file), why=why)
         data = file.read_bytes()
-        at = _HEADER_BYTES
-        while (body := _body_at(data, at, round, id + 1)) is not None:
+        at, salt = _HEADER_BYTES, header.salt
+        while (body := _body_at(data, at, salt, round, id + 1)) is not None:
             id += 1
-            at += _RECORD.size + len(body)
+            at += len(salt) + _RECORD.size + len(body)
             yield id, body
+        if salt and _has_record(data, at + 1, salt, round):
+            # Each is synced before the next is written, so that only the last one can be torn.
+            why = f"the record of commit {id + 1} is damaged; {_BESIDE}"
+            raise StoreCorrupt(path=str(file), why=why)
 
 
-def _body_at(data: bytes, at: int, round: int, id: int) -> bytes | None:
+def _body_at(data: bytes, at: int, salt: bytes, round: int, id: int | None) -> bytes | None:
     """What the record holds that begins here, if it is whole and the one that is to come."""
-    if at + _RECORD.size > len(data):
+    start = at + len(salt)
+    if start + _RECORD.size > len(data) or not data.startswith(salt, at):
         return None
-    _, size, of_round, of_id = _RECORD.unpack_from(data, at)
-    if (of_round, of_id) != (round, id) or at + _RECORD.size + size > len(data):
+    _, size, of_round, of_id = _RECORD.unpack_from(data, start)
+    if of_round != round or (id is not None and of_id != id):
         return None
-    body = data[at + _RECORD.size : at + _RECORD.size + size]
-    return body if data[at : at + _RECORD.size] == _record(round, id, body) else None
+    begin = start + _RECORD.size
+    body = data[begin : begin + size]
+    if len(body) != size or data[at:begin] != _record(salt, round, of_id, body):
+        return None
+    return body
 
 
-def _record(round: int, id: int, body: bytes) -> bytes:
+def _has_record(data: bytes, at: int, salt: bytes, round: int) -> bool:
+    """Whether a whole record of this round lies behind here."""
+    while (at := data.find(salt, at)) >= 0:
+        if _body_at(data, at, salt, round, None) is not None:
+            return True
+        at += 1
+    return False
+
+
+def _record(salt: bytes, round: int, id: int, body: bytes) -> bytes:
     tail = _RECORD.pack(0, len(body), round, id)[4:]
-    return struct.pack("<I", zlib.crc32(body, zlib.crc32(tail))) + tail
+    crc = zlib.crc32(body, zlib.crc32(tail, zlib.crc32(salt)))
+    return salt + struct.pack("<I", crc) + tail
+
+
+def _decoded(path: Path, body: bytes) -> list[Change]:
+    try:
+        return _changes.decode(body)
+    except msgspec.MsgspecError as error:
+        raise StoreCorrupt(path=str(path), what="record of the log", why=str(error)) from None
 
 
 def _headed(header: Header) -> bytes:
@@ -330,15 +435,38 @@ def _headed(header: Header) -> bytes:
     return _MAGIC + _HEAD.pack(zlib.crc32(body), len(body)) + body
 
 
-def _header_of(file: Path) -> Header | None:
+def _log(file: Path) -> Header | None:
     """The latest thing that a log says of itself; None for one that is not there, or hardly begun."""
     try:
         with open(file, "rb") as opened:
-            data = opened.read(_HEADER_BYTES)
+            data = opened.read(_HEADER_BYTES + _SECTOR_BYTES)
     except FileNotFoundError:
         return None
-    found = [header for at in _HEADER_PLACES if (header := _header_at(data, at)) is not None]
-    return max(found, key=lambda one: (one.round, one.closed, bool(one.meta)), default=None)
+    for at in _HEADER_PLACES:
+        place = data[at : at + _SECTOR_BYTES]
+        if _header_at(data, at) is None and any(place):
+            if place.startswith(_FAMILY) and not place.startswith(_MAGIC):
+                found = place[len(_FAMILY) : len(_MAGIC)].decode(errors="replace").strip()
+                raise SchemaMismatch(path=str(file), found=f"redo log {found}", expected="1")
+            raise StoreCorrupt(path=str(file), why=f"a header of the log is damaged; {_BESIDE}")
+    found_here = _headers_in(data)
+    if not found_here and any(data[_HEADER_BYTES:]):
+        raise StoreCorrupt(path=str(file), why=f"the log has lost its header; {_BESIDE}")
+    return max(found_here, key=_order, default=None)
+
+
+def _headers(file: Path) -> list[Header]:
+    """What can be read of a log's headers."""
+    with open(file, "rb") as opened:
+        return _headers_in(opened.read(_HEADER_BYTES))
+
+
+def _headers_in(data: bytes) -> list[Header]:
+    return [header for at in _HEADER_PLACES if (header := _header_at(data, at)) is not None]
+
+
+def _order(header: Header) -> tuple[int, bool, bool]:
+    return header.round, header.closed, bool(header.meta)
 
 
 def _header_at(data: bytes, at: int) -> Header | None:
@@ -356,10 +484,14 @@ def _header_at(data: bytes, at: int) -> Header | None:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[bool]:
-    """Whether nobody else has LMDB's file open: each has a lock on the first byte of its lock file. Who
-    comes to open it waits."""
-    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+def _alone(path: Path, *, create: bool) -> Iterator[bool]:
+    """Whether no other process has LMDB's file open: each has a lock on the first byte of its lock file. A
+    process that comes to open it waits."""
+    try:
+        fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT * create | os.O_CLOEXEC, 0o600)
+    except FileNotFoundError:
+        yield True
+        return
     try:
         try:
             fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
@@ -375,37 +507,40 @@ def _put_back(path: Path, base: Header, records: list[tuple[int, bytes]]) -> Non
     """Make the base the latest commit of LMDB's file again."""
     fd = os.open(path / DATA, os.O_RDWR | os.O_CLOEXEC)
     try:
-        size = _page_size(fd)
-        metas = [os.pread(fd, _META_BYTES, n * size) for n in range(_META_COUNT)]
-        at = max(_TXN.unpack_from(meta, _TXN_AT)[0] for meta in metas)
-        last = records[-1][0] if records else base.base
-        if not base.base <= at <= last:
-            raise StoreCorrupt(
-                path=str(path / DATA),
-                why=f"the log has commits {base.base} to {last}, and the file is at {at}; "
-                "if the file was replaced on purpose, remove redo.0 and redo.1",
-            )
-        for n in range(_META_COUNT):
+        _check_range(path, fd, base, records)
+        size = read_meta(base.meta).page_bytes
+        for n in range(META_COUNT):
             _write(fd, _PGNO.pack(n) + base.meta[_PGNO.size :], n * size)
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
-def _page_size(fd: int) -> int:
-    """LMDB takes the system's page size when it makes a file: the second meta page is there."""
-    for size in (1 << n for n in range(9, 17)):
-        page = os.pread(fd, _META_BYTES, size)
-        if page[_META_MAGIC_AT:].startswith(_META_MAGIC) and _PGNO.unpack_from(page)[0] == 1:
-            return size
-    raise StoreCorrupt(what=DATA, why="it has no meta pages")
+def _check_range(path: Path, fd: int, base: Header, records: list[tuple[int, bytes]]) -> None:
+    """Refuse a file that is not the one that the log belongs to."""
+    at = max(read_meta(meta).txn for meta in metas(fd))
+    last = records[-1][0] if records else base.base
+    if not base.base <= at <= last:
+        raise StoreCorrupt(
+            path=str(path / DATA),
+            why=f"the log has commits {base.base} to {last}, and the file is at {at}; "
+            "if the file was replaced on purpose, remove redo.0 and redo.1",
+        )
 
 
 def _open(file: Path) -> int:
     fd = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    # On a disk that is full, what frees space has to be logged, too.
-    os.posix_fallocate(fd, 0, _HEADER_BYTES + REDO_BYTES)
+    _reserve(fd)
+    if not any(os.pread(fd, _SECTOR_BYTES, _BEGUN_AT)):
+        # A log without a header is a damaged one from now on.
+        _write(fd, _headed(Header(0, 0, closed=True, schema=_SCHEMA)), _BEGUN_AT)
+        os.fdatasync(fd)
     return fd
+
+
+def _reserve(fd: int) -> None:
+    """Take disk space now: on a disk that is full, what frees space has to be logged, too."""
+    os.posix_fallocate(fd, 0, _HEADER_BYTES + REDO_BYTES)
 
 
 def _write(fd: int, data: bytes, at: int) -> None:

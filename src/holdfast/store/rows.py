@@ -54,15 +54,27 @@ class LmdbBackend:
     """The environment of one directory. One per process and directory, never across a fork.
 
     Whoever writes holds the writer's lock. With `logged`, commits are made durable by a redo log; without,
-    LMDB syncs each.
+    LMDB syncs each. `recovery` is one that has looked at the directory already; else it is looked at here,
+    before anything is written.
     """
 
-    def __init__(self, path: Path, *, readonly: bool, logged: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        readonly: bool,
+        logged: bool = False,
+        recovery: Recovery | None = None,
+    ) -> None:
         self.path = path
         self._redo: Redo | None = None
         try:
             if not readonly:
-                recovery = Recovery(path)
+                if recovery is None:
+                    recovery = Recovery(path)
+                    with recovery.looking():
+                        pass
+                recovery.put_back()
                 _reserve_lock_file(path)
             self.env = lmdb.open(
                 str(path),
@@ -76,7 +88,7 @@ class LmdbBackend:
                 create=not readonly,
                 sync=not logged,
             )
-            if not readonly:
+            if recovery is not None:
                 self._take_up(recovery, logged)
             self._lock_inode = os.stat(path / "lock.mdb").st_ino
         except (lmdb.Error, OSError) as error:
@@ -249,7 +261,13 @@ def scan(
 
 
 def prepare(path: Path) -> None:
-    """Make the directory if need be; refuse what cannot hold a store. Changes no file."""
+    """Refuse what cannot hold a store, then make the directory if need be. Changes no file."""
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    kind = filesystem_of(there, _mountinfo())
+    if kind in NETWORK_FILESYSTEMS:
+        raise NetworkFilesystem(path=str(path), filesystem=kind)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -258,9 +276,6 @@ def prepare(path: Path) -> None:
         ) from None
     except OSError as error:
         raise storage_error(error, path) from None
-    kind = filesystem_of(path, _mountinfo())
-    if kind in NETWORK_FILESYSTEMS:
-        raise NetworkFilesystem(path=str(path), filesystem=kind)
     data = path / "data.mdb"
     if data.exists() and data.stat().st_size == 0 and not _being_made(path):
         raise StoreCorrupt(path=str(data), why="the file is empty")
@@ -281,19 +296,6 @@ def _being_made(path: Path) -> bool:
     finally:
         os.close(fd)
     return (path / "data.mdb").stat().st_size > 0
-
-
-def check_length(backend: LmdbBackend) -> bool:
-    """Whether the file holds every page it speaks of. Reading past the end kills the process."""
-    info, stat = backend.env.info(), backend.env.stat()
-    return (backend.path / "data.mdb").stat().st_size >= (info["last_pgno"] + 1) * stat["psize"]
-
-
-def touch_all(backend: LmdbBackend) -> None:
-    """Read every row once. On a cut-off file this dies of SIGBUS: do it where that is expected."""
-    with backend.env.begin(buffers=True) as txn, txn.cursor() as cursor:
-        for _, value in cursor:
-            bytes(value[-1:])
 
 
 def filesystem_of(path: Path, mountinfo: str) -> str:

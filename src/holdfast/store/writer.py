@@ -31,9 +31,10 @@ from holdfast import __version__, garbage
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
 from holdfast.errors import Busy, HoldfastError, Invalid, StoreBusy, StoreFull, to_wire
-from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of
+from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of, keep_log
 from holdfast.store.engine import STANDS, Answer, Engine, Request
-from holdfast.store.rows import LmdbBackend, check_length, prepare, storage_error, touch_all
+from holdfast.store.inspection import inspect
+from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.standers import Name
 from holdfast.store.wire import (
     PROTOCOL,
@@ -402,10 +403,9 @@ def await_lock(path: Path, patience_s: float) -> int:
 
 def open_engine(path: Path, *, bootstrap: bool) -> tuple[LmdbBackend, Engine]:
     """The rows and the engine of a directory. The caller holds the lock."""
-    backend = LmdbBackend(path, readonly=False, logged=True)
+    recovery = inspect(path, bootstrap=bootstrap)
+    backend = LmdbBackend(path, readonly=False, logged=True, recovery=recovery)
     try:
-        if not check_length(backend):
-            touch_all(backend)
         return backend, Engine(backend, SYSTEM, bootstrap=bootstrap)
     except lmdb.Error as error:
         backend.close()
@@ -425,6 +425,9 @@ def main(argv: list[str]) -> int:
     )
     try:
         prepare(path)
+        if not (path / LOCK).exists():
+            # A store that is refused gets no lock file either.
+            inspect(path, bootstrap=arguments.bootstrap)
         try:
             lock = take_lock(path)
         except OSError as error:
@@ -434,6 +437,7 @@ def main(argv: list[str]) -> int:
             return 0
         backend, engine = open_engine(path, bootstrap=arguments.bootstrap)
         writer = Writer(path, backend, engine, limits)
+        keep_log(path)
     except HoldfastError as error:
         say("error " + msgspec.json.encode(to_wire(error)).decode())
         return 1

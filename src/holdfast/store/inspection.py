@@ -1,0 +1,40 @@
+"""The inspection of an embedded store before the first byte is written.
+
+Everything that can refuse an open is asked here: the headers and records of the redo log, the schema marker, the
+rows that the engine reads, and the pages that a replay touches. A refused open leaves every file as it was.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.errors import HoldfastError
+from holdfast.store import schema
+from holdfast.store.engine import Rows, check_outcomes, guard_schema, meta_row
+from holdfast.store.redo import Recovery
+from holdfast.store.rows import storage_error
+
+EXPECTED = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
+
+
+def inspect(path: Path, *, bootstrap: bool) -> Recovery:
+    """The recovery of a store that may be opened; raises what refuses it."""
+    try:
+        recovery = Recovery(path)
+        with recovery.looking() as view:
+            if view is None:
+                guard_schema(None, EXPECTED, bootstrap=bootstrap)
+            else:
+                check_rows(view, bootstrap=bootstrap)
+        return recovery
+    except OSError as error:
+        raise storage_error(error, path) from None
+    except HoldfastError as error:
+        error.fields.setdefault("path", str(path))
+        raise
+
+
+def check_rows(rows: Rows, *, bootstrap: bool) -> None:
+    guard_schema(rows.get(schema.MARKER_KEY), EXPECTED, bootstrap=bootstrap)
+    meta_row(rows)
+    check_outcomes(rows)

@@ -1,0 +1,348 @@
+"""A refused open looks first: no file of the store has changed, none has come, none has gone.
+
+The stores here were killed: their redo log has commits that LMDB's file may lack, so that an open begins with a
+recovery, which writes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import struct
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import lmdb
+import msgspec
+import pytest
+
+from holdfast import store as stores
+from holdfast.config import MAP_BYTES
+from holdfast.errors import HoldfastError, NotFound, SchemaMismatch, StoreCorrupt
+from holdfast.store import places, schema
+from holdfast.store.backup import restore
+from holdfast.store.copy import TargetTaken
+from holdfast.store.copy import copy as copy_store
+from tests.process.conftest import LIMITS
+from tests.process.refusals import refused, untouched
+from tests.process.watch import assert_nobody_is_left
+
+pytestmark = pytest.mark.timeout(60)
+
+MODULES = ("holdfast.store.inspection", "holdfast.store.view", "holdfast.store.redo")
+
+PAGE = 4096
+ROWS = 60
+
+# Commits through a writer of its own, and is killed with it: the log is not closed.
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from holdfast.store import schema
+from holdfast.store.engine import Request
+from holdfast.store.writer import open_engine, take_lock
+
+path = Path(sys.argv[1])
+path.mkdir(parents=True, exist_ok=True)
+lock = take_lock(path)
+backend, engine = open_engine(path, bootstrap=True)
+for n in range(int(sys.argv[2])):
+    puts = {b"row %03d" % n: bytes([n % 256]) * 300}
+    [answer] = engine.commit([Request(n + 1, b"client", backend.last_id(), puts=puts)])
+    assert answer.error is None
+    if n == int(sys.argv[2]) // 2:
+        backend._redo.checkpoint()
+        backend._redo._wait()
+last = eval(sys.argv[3])
+if last:
+    txn = backend.begin()
+    txn.put_many(list(last.items()))
+    txn.commit()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed(path: Path, last: dict[bytes, bytes] | None = None) -> Path:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(path), str(ROWS), repr(last or {})],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        timeout=60,
+    )
+    assert done.returncode == -9, done.stderr.decode()
+    return path
+
+
+def opens(path: Path) -> None:
+    """All rows are there, and another one can be."""
+    with stores.open(path, limits=LIMITS) as store:
+        store.transact(lambda txn: txn.put(("more",), b"1"))
+    assert_nobody_is_left(path, LIMITS.linger_s)
+    env = lmdb.open(str(path), map_size=MAP_BYTES, readonly=True)
+    with env.begin() as txn:
+        rows = [txn.get(b"row %03d" % n) for n in range(ROWS)]
+    env.close()
+    assert rows == [bytes([n % 256]) * 300 for n in range(ROWS)]
+
+
+def test_a_killed_store_recovers_every_row(home: Path) -> None:
+    opens(killed(home))
+
+
+def test_a_power_cut_before_the_last_checkpoint_recovers_every_row(home: Path) -> None:
+    """LMDB's file is at its base, as after a power cut: the rows come from the log."""
+    killed(home)
+    stale_meta(home)
+    opens(home)
+
+
+def stale_meta(home: Path) -> None:
+    """Put the meta page of the base over both, and garbage over what was committed since."""
+    from holdfast.store.redo import FILES, Header, _headers
+
+    bases: list[Header] = [one for name in FILES for one in _headers(home / name) if one.meta]
+    base = max(bases, key=lambda one: one.round)
+    last = struct.unpack_from("<Q", base.meta, 136)[0]
+    with open(home / "data.mdb", "r+b") as file:
+        for n in range(2):
+            file.seek(n * PAGE)
+            file.write(struct.pack("<Q", n) + base.meta[8:])
+        size = file.seek(0, os.SEEK_END)
+        for at in range((last + 1) * PAGE, size, PAGE):
+            file.seek(at)
+            file.write(bytes([0xA5]) * min(PAGE, size - at))
+
+
+SCHEMAS: dict[str, bytes] = {
+    "a newer minor version": schema.marker(schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR + 1),
+    "a newer major version": schema.marker(schema.SCHEMA_MAJOR + 1, 0),
+    "an older version": schema.marker(0, 0),
+    "no version": b"what is this",
+}
+
+
+@pytest.mark.parametrize("marker", SCHEMAS)
+@pytest.mark.parametrize("cut", [False, True], ids=["killed", "power cut"])
+@pytest.mark.spec(
+    "001",
+    "Schema-version guard",
+    "a marker of another version refuses a store whose log is still to be replayed, and changes nothing",
+)
+def test_another_schema_in_a_log_that_is_to_be_replayed(home: Path, marker: str, cut: bool) -> None:
+    killed(home, {schema.MARKER_KEY: SCHEMAS[marker]})
+    if cut:
+        stale_meta(home)
+    with untouched(home), refused(SchemaMismatch):
+        stores.open(home, limits=LIMITS)
+
+
+def test_the_meta_row_or_an_outcome_that_cannot_be_read(home: Path, tmp_path: Path) -> None:
+    for n, key in enumerate((schema.META_KEY, schema.OUTCOME + b"\x15\x01")):
+        path = killed(tmp_path / str(n), {key: b"\xc1 no record"})
+        with untouched(path), refused(StoreCorrupt):
+            stores.open(path, limits=LIMITS)
+
+
+def headed(fields: list[object], magic: bytes = b"holdfast redo 1\n") -> bytes:
+    body = msgspec.msgpack.encode(fields)
+    return magic + struct.pack("<II", zlib.crc32(body), len(body)) + body
+
+
+def rewrite_headers(
+    home: Path, change: Callable[[list[object]], list[object]], magic: bytes
+) -> None:
+    for name in ("redo.0", "redo.1"):
+        with open(home / name, "r+b") as file:
+            for at in (0, 2048):
+                file.seek(at)
+                data = file.read(512)
+                if not any(data):
+                    continue
+                size = struct.unpack_from("<I", data, 20)[0]
+                fields = msgspec.msgpack.decode(data[24 : 24 + size])
+                file.seek(at)
+                file.write(headed(change(fields), magic))
+
+
+def test_a_log_of_another_schema_is_not_replayed(home: Path) -> None:
+    killed(home)
+
+    def newer(fields: list[object]) -> list[object]:
+        assert fields[4] == [schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR]
+        return [*fields[:4], [schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR + 1], *fields[5:]]
+
+    rewrite_headers(home, newer, b"holdfast redo 1\n")
+    with untouched(home), refused(SchemaMismatch):
+        stores.open(home, limits=LIMITS)
+
+
+def test_a_log_of_another_format_is_not_ignored(home: Path) -> None:
+    killed(home)
+    rewrite_headers(home, lambda fields: fields, b"holdfast redo 2\n")
+    with untouched(home), refused(SchemaMismatch):
+        stores.open(home, limits=LIMITS)
+
+
+def test_a_log_without_salt_and_schema_is_still_read(home: Path) -> None:
+    """Logs of earlier versions: records begin with the checksum, headers end with `closed`."""
+    killed(home)
+    salts: dict[str, bytes] = {}
+    for name in ("redo.0", "redo.1"):
+        data = bytearray((home / name).read_bytes())
+        for at in (0, 2048):
+            if any(data[at : at + 512]):
+                size = struct.unpack_from("<I", data, at + 20)[0]
+                fields = msgspec.msgpack.decode(bytes(data[at + 24 : at + 24 + size]))
+                salts[name] = fields[5]
+                old = headed(fields[:4])
+                data[at : at + 512] = old + bytes(512 - len(old))
+        out, at = bytearray(data[:PAGE]), PAGE
+        while salts[name] and data.startswith(salts[name], at):
+            _, size, round, id = struct.unpack_from("<IIQQ", data, at + 8)
+            body = bytes(data[at + 32 : at + 32 + size])
+            tail = struct.pack("<IQQ", size, round, id)
+            out += struct.pack("<I", zlib.crc32(body, zlib.crc32(tail))) + tail + body
+            at += 32 + size
+        (home / name).write_bytes(out.ljust(len(data), b"\0"))
+    stale_meta(home)
+    opens(home)
+
+
+DAMAGE: dict[str, Callable[[Path], None]] = {}
+
+
+def damage(change: Callable[[Path], None]) -> Callable[[Path], None]:
+    DAMAGE[change.__name__.replace("_", " ")] = change
+    return change
+
+
+def overwrite(file: Path, at: int, data: bytes) -> None:
+    with open(file, "r+b") as opened:
+        opened.seek(at)
+        opened.write(data)
+
+
+@damage
+def a_header_is_garbage(home: Path) -> None:
+    overwrite(home / "redo.0", 3, b"\xff" * 30)
+
+
+@damage
+def the_header_of_the_base_is_garbage(home: Path) -> None:
+    overwrite(home / "redo.1", 2048 + 40, b"\xff" * 30)
+
+
+@damage
+def headers_are_zero(home: Path) -> None:
+    overwrite(home / "redo.0", 0, bytes(PAGE))
+
+
+@damage
+def a_log_is_empty(home: Path) -> None:
+    os.truncate(home / "redo.0", 0)
+
+
+@damage
+def a_log_is_missing(home: Path) -> None:
+    (home / "redo.0").unlink()
+
+
+@damage
+def a_record_is_damaged_before_others(home: Path) -> None:
+    overwrite(_log_in_use(home), PAGE + 100, b"\xff" * 8)
+
+
+@damage
+def the_data_file_is_missing(home: Path) -> None:
+    (home / "data.mdb").unlink()
+
+
+@damage
+def both_meta_pages_are_zero(home: Path) -> None:
+    overwrite(home / "data.mdb", 0, bytes(2 * PAGE))
+
+
+@damage
+def every_page_is_garbage(home: Path) -> None:
+    size = (home / "data.mdb").stat().st_size
+    overwrite(home / "data.mdb", 2 * PAGE, b"\x5a" * (size - 2 * PAGE))
+
+
+@damage
+def the_data_file_is_cut_off(home: Path) -> None:
+    os.truncate(home / "data.mdb", 3 * PAGE)
+
+
+def _log_in_use(home: Path) -> Path:
+    from holdfast.store.redo import _headers
+
+    return max(
+        (home / name for name in ("redo.0", "redo.1")),
+        key=lambda file: max(one.round for one in _headers(file)),
+    )
+
+
+@pytest.mark.parametrize("change", DAMAGE)
+@pytest.mark.parametrize("lock_files", [True, False], ids=["as it was", "without lock files"])
+def test_damage_is_refused_and_every_file_stays(home: Path, change: str, lock_files: bool) -> None:
+    killed(home)
+    DAMAGE[change](home)
+    if not lock_files:
+        for name in ("lock.mdb", "writer.lock", "writer.log"):
+            (home / name).unlink(missing_ok=True)
+    for _ in range(2):
+        with untouched(home), pytest.raises(StoreCorrupt):
+            stores.open(home, limits=LIMITS)
+
+
+def test_a_store_without_a_marker_is_refused_without_bootstrap(home: Path, tmp_path: Path) -> None:
+    """Not by its missing file alone: the file is there, and somebody else's."""
+    env = lmdb.open(str(home), map_size=MAP_BYTES)
+    with env.begin(write=True) as txn:
+        txn.put(b"theirs", b"1")
+    env.close()
+    with untouched(home), refused(NotFound):
+        stores.open(home, bootstrap=False, limits=LIMITS)
+
+
+# -- commands ----------------------------------------------------------------------------------------
+
+
+def test_a_refused_restore_leaves_the_store_and_its_log_alone(home: Path, tmp_path: Path) -> None:
+    killed(home)
+    backup = tmp_path / "backup"
+    backup.mkdir()
+    shutil.copyfile(home / "data.mdb", backup / "data.mdb")
+    size = (backup / "data.mdb").stat().st_size
+    overwrite(backup / "data.mdb", 2 * PAGE, b"\x5a" * (size - 2 * PAGE))
+    with untouched(home, backup), pytest.raises(StoreCorrupt):
+        restore(backup, home)
+    with untouched(backup), pytest.raises(StoreCorrupt):
+        restore(backup, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    opens(home)
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_a_refused_copy_leaves_both_places_alone(home: Path, tmp_path: Path, side: str) -> None:
+    other = tmp_path / "other"
+    if side == "source":
+        killed(home, {schema.MARKER_KEY: schema.marker(schema.SCHEMA_MAJOR + 1, 0)})
+    else:
+        killed(home)
+        killed(other)
+    kind: type[HoldfastError] = SchemaMismatch if side == "source" else TargetTaken
+    kept = (home,) if side == "source" else (home, other)
+
+    def copies() -> None:
+        with ExitStack() as opened:
+            here = opened.enter_context(closing(places.source(f"lmdb:{home}")))
+            there = opened.enter_context(closing(places.target(f"lmdb:{other}")))
+            copy_store(here, there, keep=True, progress=lambda *_: None)
+
+    with untouched(*kept), pytest.raises(kind):
+        copies()
