@@ -3,6 +3,7 @@
     python -m bench [--budget-s 120] [--only one_caller,…] [--json FILE] [--save]
     python -m bench churn [--store postgresql://…] [--minutes 30]     a backlog under churn, by minutes
     python -m bench footprint [--store postgresql://…]       bytes a message, an effect, a task
+    python -m bench isolation [--store postgresql://…]       calls beside refused ones, as a ratio
     python -m bench.report                     docs/benchmarks.md from the last saved run
 
 A figure without its disk says little, so each is put in relation to a raw loop of 4 KiB overwrite
@@ -15,5 +16,6 @@ fail a run: a busy machine is not a bug.
     workers     processes that wait for a go line and report by JSON (`load` is what they run)
     commits, queues, waiting, ledger, effects, timers, memory    the metrics
     churn, churn_load, footprint        how a PostgreSQL bears what passes through it, and what stays
+    isolation                           what refused submissions cost the callers beside them
     table, history, report              what comes out
 """

@@ -91,13 +91,17 @@ def _end_with_us(pid: int, path: str) -> None:
 _waiting: list[subprocess.Popen[bytes]] = []
 
 
-def fresh_url(version: int = NEWEST, *, lasting: bool = False) -> str:
+def fresh_url(version: int = NEWEST, *, lasting: bool = False, encoding: str = "UTF8") -> str:
     """The URL of a store that is not there yet. A lasting one outlives the test that asked for it."""
     name = f"t{next(_numbers)}"
     with admin(version) as connection:
         # A copy of files is the cheaper way as long as nothing is synced.
         connection.execute(
-            sql.SQL("CREATE DATABASE {} STRATEGY = FILE_COPY").format(sql.Identifier(name))
+            sql.SQL(
+                "CREATE DATABASE {} TEMPLATE template0 ENCODING {} LOCALE 'C' STRATEGY = FILE_COPY"
+            ).format(sql.Identifier(name), sql.Literal(encoding))
+            if encoding != "UTF8"
+            else sql.SQL("CREATE DATABASE {} STRATEGY = FILE_COPY").format(sql.Identifier(name))
         )
     if not lasting:
         _made.append((version, name))

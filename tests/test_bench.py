@@ -341,6 +341,18 @@ def test_a_footprint_has_a_line_for_each_kind(room: Path) -> None:
     assert all(one["wal_bytes"] > 0 and one["rows"] > 0 for one in found)
 
 
+@pytest.mark.bench
+def test_isolation_has_a_ratio_for_each_store_and_door(room: Path) -> None:
+    file = room / "isolation.json"
+    options = ["--callers", "8", "--rounds", "1", "--dir", str(room), "--json", str(file)]
+    assert bench.main(["isolation", *options]) == 0
+    found = json.loads(file.read_text())
+    assert [(one["store"], one["door"]) for one in found] == [
+        (store, door) for store in ("memory", "lmdb") for door in ("threads", "coroutines", "http")
+    ]
+    assert all(one["ratio"] > 0 and one["failed"] == 0 for one in found)
+
+
 def test_a_tally_has_when_each_task_was_sent_and_done(tmp_path: Path) -> None:
     path = tmp_path / "done"
     assert tally.count(path) == 0

@@ -360,10 +360,30 @@ def test_a_wait_ends_when_its_time_is_up_and_other_topics_do_not_wake_it(store: 
     assert store.wait("t", since, 0.1) == since
 
 
-@pytest.mark.parametrize("topic", [5, None, [5], b"t"])
+@pytest.mark.parametrize("topic", [5, None, [5], b"t", "\ud800", ["t", "t\udcff"]])
 def test_a_topic_that_is_no_text_is_refused(store: Store, topic: object) -> None:
     with pytest.raises(Invalid):
         store.wait(topic, 0, 0.01)  # type: ignore[arg-type]
+
+
+def test_a_notification_that_cannot_be_encoded_fails_its_transaction_alone(store: Store) -> None:
+    def write(txn: Txn, n: int) -> None:
+        txn.put(("n", n), b"x")
+        txn.notify("t\ud800" if n == 7 else "t")
+
+    with store.together():
+        futures = [store.submit(write, n) for n in range(16)]
+    errors = [type(future.exception(30)) for future in futures]  # type: ignore[attr-defined]
+    assert errors == [Invalid if n == 7 else type(None) for n in range(16)]
+    found = store.read(lambda txn: txn.scan(("n",), ("o",)))
+    assert len(found) == 15
+
+
+def test_a_topic_of_any_language_wakes_its_waiters(store: Store) -> None:
+    topic = "q/日本/é\x00"
+    since = store.wait(topic, 0, 0.05)
+    store.transact(lambda txn: txn.notify(topic))
+    assert store.wait(topic, since, 30) > since
 
 
 def test_a_wait_for_several_topics_ends_with_any_of_them(store: Store) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 import pytest
 
@@ -11,6 +13,7 @@ from holdfast.config import OUTCOMES_KEPT, RING_COMMITS_MAX
 from holdfast.errors import NotFound, SchemaMismatch, StoreFull
 from holdfast.store import engine as engines
 from holdfast.store import schema
+from holdfast.store.api import Row
 from holdfast.store.engine import Answer, Engine, Request
 from holdfast.store.memory import MemoryBackend, MemoryTxn
 
@@ -111,9 +114,16 @@ def test_a_defect_in_one_request_does_not_fail_the_others(
 ) -> None:
     # A counter that is not eight bytes is the nearest thing to a bug that data can be.
     engine.commit([request(engine, 1, puts={b"odd": b"not a counter"})])
-    batch = [request(engine, 2, puts={b"a": b"1"}), request(engine, 3, adds={b"odd": 1})]
-    assert codes(engine.commit(batch)) == [None, "invalid"]
-    assert backend.get(b"a") == b"1"
+    batch = [
+        request(engine, 2, puts={b"a": b"1"}),
+        request(engine, 3, adds={b"odd": 1}),
+        request(engine, 4, puts={b"b": b"1"}),
+    ]
+    before = backend.id
+    assert codes(engine.commit(batch)) == [None, "invalid", None]
+    assert [backend.get(key) for key in (b"a", b"b")] == [b"1", b"1"]
+    # In one commit: nothing was applied a second time.
+    assert backend.id == before + 1
 
 
 def test_a_full_disk_fails_the_batch_and_keeps_nothing_of_it(
@@ -264,9 +274,14 @@ def test_an_answer_too_large_to_keep_is_unknown_when_it_gets_lost(
 def test_when_a_broken_batch_is_redone_one_by_one_each_failure_is_its_own(
     engine: Engine, backend: MemoryBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine.commit([request(engine, 1, puts={b"big": schema.int_bytes(1 << 62)})])
     commits = 0
-    commit = MemoryTxn.commit
+    commit, put_many = MemoryTxn.commit, MemoryTxn.put_many
+
+    def put_some(self: MemoryTxn, rows: Iterable[Row]) -> None:
+        rows = list(rows)
+        put_many(self, rows)
+        if rows[0][0] == b"broken":
+            raise ValueError("a row that breaks what holds the rows")
 
     def second_is_full(self: MemoryTxn) -> None:
         nonlocal commits
@@ -277,9 +292,10 @@ def test_when_a_broken_batch_is_redone_one_by_one_each_failure_is_its_own(
         commit(self)
 
     monkeypatch.setattr(MemoryTxn, "commit", second_is_full)
+    monkeypatch.setattr(MemoryTxn, "put_many", put_some)
     batch = [
         request(engine, 2, puts={b"a": b"1"}),
-        request(engine, 3, adds={b"big": 1 << 62}),
+        request(engine, 3, puts={b"broken": b"1"}),
         request(engine, 4, puts={b"b": b"1"}),
         request(engine, 5, puts={b"c": b"1"}),
     ]

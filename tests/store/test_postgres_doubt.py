@@ -91,7 +91,7 @@ def test_of_a_broken_batch_nothing_is_done_twice_when_an_answer_is_lost(
     store: PostgresStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _lose_answers(monkeypatch, 1, happened=True)
-    broken = Request(2, b"c", 0, adds={b"k": 1 << 80})
+    broken = Request(2, b"c", 0, adds={b"k": 1}, topics=["t\ud800"])
     requests = [
         Request(1, b"c", 0, adds={b"n": 1}),
         broken,
@@ -105,6 +105,21 @@ def test_of_a_broken_batch_nothing_is_done_twice_when_an_answer_is_lost(
 def test_a_request_that_breaks_fails_alone(store: PostgresStore) -> None:
     requests = [Request(n, b"c", 0, adds={b"n": 1}) for n in range(5)]
     requests[2].adds = {b"n": 1 << 80}
+    commits = store.counters.commits
+    answers = store._engine.commit(requests)
+    assert [answer.error is None for answer in answers] == [True, True, False, True, True]
+    assert store.read(lambda txn: txn.count(b"n")) == 4
+    assert store.counters.commits == commits + 1
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_a_topic_that_cannot_be_sent_fails_alone_and_holds_no_lock(
+    store: PostgresStore, at_once: bool
+) -> None:
+    if at_once:
+        _be_alone(store)
+    requests = [Request(n, b"c", 0, adds={b"n": 1}, topics=["t"]) for n in range(5)]
+    requests[2].topics = ["t\ud800"]
     answers = store._engine.commit(requests)
     assert [answer.error is None for answer in answers] == [True, True, False, True, True]
     assert store.read(lambda txn: txn.count(b"n")) == 4

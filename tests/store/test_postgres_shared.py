@@ -621,3 +621,11 @@ def _rise(txn: Txn) -> None:
 
 def _height(txn: Txn) -> int:
     return int(txn.get(("height",)) or b"0")
+
+
+def test_a_topic_rings_across_processes_in_a_database_that_cannot_encode_it() -> None:
+    url, topic = fresh_url(encoding="LATIN1"), "q/日本"
+    with PostgresStore(url) as one, PostgresStore(url) as other:
+        since = other.wait(topic, 0, 0.0)
+        one.transact(lambda txn: (txn.put(("n",), b"x"), txn.notify(topic)))
+        assert other.wait(topic, since, 30) > since

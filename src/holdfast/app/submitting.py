@@ -2,7 +2,8 @@
 
 One submission is one commit, and many callers would be many. So those who come while a commit is under
 way wait for it, and all go into the next one: threads by appointing one of them to submit for all
-(`Submitter`), coroutines by the loop they share (`AsyncSubmitter`). What may be refused because of what
+(`Submitter`), coroutines by the loop they share (`AsyncSubmitter`). A submission that is refused fails
+alone: the operation answers each by itself (`coordinator.submit_each`). What may be refused because of what
 others did, a key or a dependency, goes by itself.
 """
 
@@ -12,20 +13,22 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.config import BATCH_MAX
-from holdfast.errors import CommitUnknown, HoldfastError, Invalid
+from holdfast.errors import CommitUnknown, HoldfastError, Invalid, from_wire
 from holdfast.store.api import Store
 from holdfast.tasks import coordinator, look
-from holdfast.tasks.coordinator import CyclicDependency, New
+from holdfast.tasks.coordinator import CyclicDependency, Each, New
 from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.rows import Spec, body_of, keys_of, pack_int
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
+
+T = TypeVar("T")
 
 # Submitted in one commit, at most; `submit_many` takes any number.
 SUBMIT_BATCH = 1_000
@@ -106,23 +109,35 @@ class Submitter:
 
     def _lead(self, leader: _Single) -> None:
         batch: list[_Single] = []
-        error: HoldfastError = CommitUnknown(why="whoever submitted for several was interrupted")
         try:
             with self._lock:
                 batch = _cut(self._waiting)
-            seqs = self._store.transact(coordinator.submit_all, self._universe, *_columns(batch))
-            for one, seq in zip(batch, seqs, strict=True):
-                one.seq = seq
-        except HoldfastError as refused:
-            error = refused
+            self._commit(batch)
         finally:
             for one in batch:
-                if one.seq is None:
-                    one.error = type(error)(**error.fields)
+                if one.seq is None and one.error is None:
+                    one.error = CommitUnknown(why="the thread that submits was interrupted")
             self._abandon(leader)
             for one in batch:
                 if one is not leader:
                     one.gate.release()
+
+    def _commit(self, batch: Sequence[_Single]) -> None:
+        try:
+            each = self._store.transact(coordinator.submit_each, self._universe, *_columns(batch))
+        except HoldfastError as error:
+            if isinstance(error, Invalid) and len(batch) > 1:
+                for half in _halves(batch):
+                    self._commit(half)
+                return
+            for one in batch:
+                one.error = type(error)(**error.fields)
+            return
+        refused = _refusals(each)
+        for index, one in enumerate(batch):
+            one.error = refused.get(index)
+            if one.error is None:
+                one.seq = each.seqs[index]
 
     def _abandon(self, single: _Single) -> None:
         """Have nothing more to do with it; if it leads, the next one does."""
@@ -171,21 +186,36 @@ class AsyncSubmitter:
 
     async def _commit(self, mine: _Loop, batch: list[_Awaited]) -> None:
         try:
-            seqs = await self._store.submit(
-                coordinator.submit_all, self._universe, *_columns(batch)
-            )
-        except BaseException as error:
-            told = error if isinstance(error, Exception) else CommitUnknown(why="cancelled")
-            for one in batch:
-                if not one.future.done():
-                    one.future.set_exception(told)
-        else:
-            for one, seq in zip(batch, seqs, strict=True):
-                if not one.future.done():
-                    one.future.set_result(seq)
+            await self._submit(batch)
         finally:
             mine.under_way -= 1
             self._start(mine)
+
+    async def _submit(self, batch: Sequence[_Awaited]) -> None:
+        try:
+            each = await self._store.submit(
+                coordinator.submit_each, self._universe, *_columns(batch)
+            )
+        except Invalid as error:
+            if len(batch) > 1:
+                for half in _halves(batch):
+                    await self._submit(half)
+            else:
+                batch[0].refuse(error)
+        except HoldfastError as error:
+            for one in batch:
+                one.refuse(type(error)(**error.fields))
+        except BaseException as error:
+            told = error if isinstance(error, Exception) else CommitUnknown(why="cancelled")
+            for one in batch:
+                one.refuse(told)
+        else:
+            refused = _refusals(each)
+            for index, one in enumerate(batch):
+                if index in refused:
+                    one.refuse(refused[index])
+                elif not one.future.done():
+                    one.future.set_result(each.seqs[index])
 
 
 class _Loop:
@@ -203,6 +233,10 @@ class _Awaited:
         self.spec = spec
         self.new = new
         self.future = future
+
+    def refuse(self, error: Exception) -> None:
+        if not self.future.done():
+            self.future.set_exception(error)
 
 
 class _Single:
@@ -231,6 +265,20 @@ def _cut(waiting: list[Any]) -> list[Any]:
     batch = waiting[:count]
     del waiting[:count]
     return batch
+
+
+def _halves(batch: Sequence[T]) -> tuple[Sequence[T], Sequence[T]]:
+    """The two halves of a batch that was refused as a whole, which changed nothing.
+
+    The operation answers each task by itself, so this is for tasks that cannot even be sent: the search for
+    one among n takes 2 log n commits.
+    """
+    middle = len(batch) // 2
+    return batch[:middle], batch[middle:]
+
+
+def _refusals(each: Each) -> dict[int, HoldfastError]:
+    return {index: from_wire([code, fields]) for index, code, fields in each.refused}
 
 
 def _columns(batch: Sequence[Any]) -> tuple[list[Spec], list[int], list[New]]:

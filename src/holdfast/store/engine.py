@@ -275,9 +275,7 @@ class Engine:
                 raise error.error from None
             self._stand(called_back)
             self.late += was_late
-            refused = self._backend.typed(error) or Invalid(
-                what="transaction", why=f"{type(error).__name__}: {error}"
-            )
+            refused = self._backend.typed(error) or broken_by(error)
             if trying is not None and self.standers.remove((trying.client, trying.no)) is not None:
                 # It stood here, and is no fault of theirs: all of it once more, without it.
                 self.stood.append((trying, Answer(trying.no, to_wire(refused))))
@@ -333,7 +331,15 @@ class Engine:
     def _execute(
         self, txn: WriteTxn, request: Request, written: Written, now_ns: int, commit_no: int
     ) -> Answer:
-        apply, seqs, results = execute(txn, request, now_ns, self.generation)
+        try:
+            apply, seqs, results = execute(txn, request, now_ns, self.generation)
+        except HoldfastError:
+            raise
+        except Exception as error:
+            if self._backend.typed(error) is not None:
+                raise
+            # Nothing is written yet, so it fails alone.
+            raise broken_by(error) from error
         writes = apply.writes
         puts = [(key, value) for key, value in writes.items() if value is not None]
         deletes = [key for key, value in writes.items() if value is None]
@@ -458,6 +464,12 @@ def keepable(answer: Answer) -> Answer:
         txn_no=answer.no, why="it was committed, but its answer was too large to keep"
     )
     return Answer(answer.no, to_wire(told), answer.commit_no)
+
+
+def broken_by(error: Exception) -> Invalid:
+    """The refusal of a transaction whose operation raised what it should not."""
+    why = f"{type(error).__name__}: {error}"
+    return Invalid(what="transaction", why=why.encode(errors="backslashreplace").decode())
 
 
 def _take_out(requests: list[Request], name: Name) -> list[Request]:

@@ -17,7 +17,7 @@ from holdfast.errors import Conflict, Invalid, StoreClosed, Withdrawn
 from holdfast.store.api import settled
 from holdfast.store.engine import STANDS, Answer, Backend, Engine, Request
 from holdfast.store.future import Submitted, complete
-from holdfast.store.txn import ClientTxn
+from holdfast.store.txn import ClientTxn, check_topic
 from holdfast.store.wire import fill, request_of, standing
 
 
@@ -178,11 +178,12 @@ class LocalStanding:
 
 def topics_of(topic: object) -> tuple[str, ...]:
     """The topics that a wait is for, checked."""
-    if isinstance(topic, str):
-        return (topic,)
-    if isinstance(topic, list | tuple) and all(isinstance(one, str) for one in topic):
-        return tuple(topic)
-    raise Invalid(what="topic", why="text, or several", found=repr(topic)[:64])
+    topics = (topic,) if isinstance(topic, str) else topic
+    if not isinstance(topics, list | tuple):
+        raise Invalid(what="topic", why="text, or several", found=repr(topic)[:64])
+    for one in topics:
+        check_topic(one)
+    return tuple(topics)
 
 
 def refuse_writes(txn: ClientTxn) -> None:

@@ -96,8 +96,7 @@ class Overlay:
         return 0 if value is None else schema.int_of(value)
 
     def notify(self, topic: str) -> None:
-        if type(topic) is not str:
-            raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
+        check_topic(topic)
         self.topics.add(topic)
 
 
@@ -223,6 +222,17 @@ def attempt(txn: Any, operation: Operation[Any, Any], *args: Any) -> Exception |
     txn.writes.update(inner.writes)
     txn.topics.update(inner.topics)
     return None
+
+
+def check_topic(topic: object) -> None:
+    """Refuse what cannot be sent to other processes, before it is joined with what others send."""
+    if type(topic) is not str:
+        raise Invalid(what="topic", why="a topic is text", found=type(topic).__name__)
+    if not topic.isascii():
+        try:
+            topic.encode()
+        except UnicodeEncodeError:
+            raise Invalid(what="topic", why="it is not UTF-8", found=ascii(topic)[:64]) from None
 
 
 def _bad_key(key: bytes) -> Invalid:

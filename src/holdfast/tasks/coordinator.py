@@ -22,10 +22,18 @@ from holdfast.tasks.giving import Grant
 from holdfast.tasks.lease import Hold, Leased, extend, lease
 from holdfast.tasks.settle import Answer, End, Report, Turned, settle, turn
 from holdfast.tasks.standby import lease_when
-from holdfast.tasks.submit import CyclicDependency, New, check_spec, submit, submit_all
+from holdfast.tasks.submit import (
+    CyclicDependency,
+    Each,
+    New,
+    check_spec,
+    submit,
+    submit_all,
+    submit_each,
+)
 
 __all__ = [
-    "Answer", "CyclicDependency", "End", "Grant", "Hold", "Leased", "New", "Report", "Turned", "cancel",
+    "Answer", "CyclicDependency", "Each", "End", "Grant", "Hold", "Leased", "New", "Report", "Turned", "cancel",
     "check_spec", "extend", "lease", "lease_when", "limit", "maintain", "redrive", "report_progress", "settle", "submit", "submit_all",
-    "turn",
+    "submit_each", "turn",
 ]  # fmt: skip

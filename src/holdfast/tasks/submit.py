@@ -1,14 +1,15 @@
 """Submitting tasks: `TaskCreated`.
 
-A batch is submitted whole or not at all. A task may have a key (a second one with the same key and
-arguments is the first one, as long as that is kept), a limit (`rows.Limits`), a delay, and others that
-must complete before it is begun.
+A batch is submitted whole or not at all, unless its tasks are of different callers: `submit_each` creates
+or refuses each of those by itself. A task may have a key (a second one with the same key and arguments is
+the first one, as long as that is kept), a limit (`rows.Limits`), a delay, and others that must complete
+before it is begun.
 """
 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from holdfast.codec import Record
 from holdfast.config import (
@@ -18,7 +19,7 @@ from holdfast.config import (
     QUEUE_PRIORITY_MAX,
 )
 from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
-from holdfast.errors import Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge
+from holdfast.errors import Invalid, KeyConflict, KeyTooLarge, NotFound, ValueTooLarge, to_wire
 from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import int_bytes
@@ -32,6 +33,7 @@ from holdfast.tasks.rows import (
     Keys,
     Spec,
     Status,
+    keys_of,
     lane,
     missing,
     name_of,
@@ -71,9 +73,62 @@ def submit_all(
     txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
 ) -> list[int]:
     """`submit` for tasks of different kinds."""
+    _check_columns(specs, spec_of_each, new)
+    return _create(txn, universe, specs, spec_of_each, new)
+
+
+class Each(Record, frozen=True):
+    """The answers to tasks of different callers: the seq of each, 0 for a refused one; and the refusals,
+    each with the position of its task, its code and its fields."""
+
+    seqs: list[int]
+    refused: list[tuple[int, str, dict[str, Any]]]
+
+
+@operation
+def submit_each(
+    txn: Txn, universe: str, specs: list[Spec], spec_of_each: list[int], new: list[New]
+) -> Each:
+    """`submit_all` for tasks of different callers: a refused task changes nothing for the others.
+
+    They have neither keys nor dependencies: all refusals follow from the task itself, before anything is
+    written.
+    """
+    _check_columns(specs, spec_of_each, new)
+    keys = keys_of(universe)
+    refused: dict[int, Invalid] = {}
+    for index, (at, one) in enumerate(zip(spec_of_each, new, strict=True)):
+        try:
+            _form(keys, specs[at])
+            if one.key or one.after:
+                what = "key" if one.key else "after"
+                raise Invalid(what=what, why="goes by itself, not with tasks of other callers")
+            _check_one(keys, specs[at], one, index)
+        except Invalid as error:
+            refused[index] = error
+    if not refused:
+        return Each(_create(txn, universe, specs, spec_of_each, new), [])
+    seqs = [0] * len(new)
+    kept = [index for index in range(len(new)) if index not in refused]
+    if kept:
+        used = sorted({spec_of_each[index] for index in kept})
+        place = {at: n for n, at in enumerate(used)}
+        made = _create(
+            txn,
+            universe,
+            [specs[at] for at in used],
+            [place[spec_of_each[index]] for index in kept],
+            [new[index] for index in kept],
+        )
+        for index, seq in zip(kept, made, strict=True):
+            seqs[index] = seq
+    return Each(seqs, [(index, *to_wire(error)) for index, error in refused.items()])
+
+
+def _check_columns(specs: list[Spec], spec_of_each: list[int], new: list[New]) -> None:
+    check_limit(len(new), "tasks")
     if len(spec_of_each) != len(new) or not set(spec_of_each) <= set(range(len(specs))):
         raise Invalid(what="tasks", why="each has one spec")
-    return _create(txn, universe, specs, spec_of_each, new)
 
 
 def _create(
@@ -83,10 +138,8 @@ def _create(
     decision = Decision(txn, universe)
     keys, now_ns, generation = decision.keys, decision.now_ns, txn.generation
     forms = [_form(keys, spec) for spec in specs]
-    _check_order(new)
-    for at, one in zip(spec_of_each, new, strict=True):
-        if one.limit or one.key:
-            _check_keys(keys, specs[at], one.limit, one.key)
+    for index, (at, one) in enumerate(zip(spec_of_each, new, strict=True)):
+        _check_one(keys, specs[at], one, index)
     put, bodies = txn.put, keys.bodies
     for form in forms:
         if txn.get(form.key) is None:
@@ -105,8 +158,6 @@ def _create(
     for at, one in zip(spec_of_each, new, strict=True):
         args, blob = one.args, b""
         if len(args) > BLOB_THRESHOLD_BYTES:
-            if len(args) > MESSAGE_BYTES_MAX:
-                raise ValueTooLarge(what="arguments", bytes=len(args), bytes_max=MESSAGE_BYTES_MAX)
             args, blob = b"", blobs.put(txn, args)
         if not (one.key or one.limit or one.after or one.delay_ns or blob):
             seq += 1
@@ -136,7 +187,6 @@ def _create(
             continue
         seq += 1
         packed_seq = pack_int(seq)
-        check_time("delay_ns", one.delay_ns)
         named = (after if after > 0 else seqs[-after - 1] for after in one.after)
         others = tuple(dict.fromkeys(named))
         _check_known(decision, seq, others)
@@ -202,21 +252,29 @@ def check_spec(spec: Spec) -> None:
         raise Invalid(what="priority", found=spec.priority, max=QUEUE_PRIORITY_MAX)
 
 
-def _check_order(new: list[New]) -> None:
-    """Those of a batch may wait for each other, for earlier ones only: so there is no cycle."""
-    for index, one in enumerate(new):
-        if one.after:
-            if len(one.after) > AFTER_MAX:
-                raise Invalid(what="after", why="too many", found=len(one.after), max=AFTER_MAX)
-            for after in one.after:
-                if after == 0:
-                    raise Invalid(what="after", why="seqs start at 1, those of the batch at -1")
-                if after < 0 and -after - 1 >= index:
-                    raise CyclicDependency(task=index, waits_for=-after - 1)
-        if one.key:
-            check_name("key", one.key)
-        if one.limit:
-            check_name("limit_key", one.limit)
+def _check_one(keys: Keys, spec: Spec, one: New, index: int) -> None:
+    """Refuse a task that cannot be stored, without looking at any row.
+
+    Tasks of a batch wait for earlier ones of it only, so there is no cycle.
+    """
+    if len(one.args) > MESSAGE_BYTES_MAX:
+        raise ValueTooLarge(what="arguments", bytes=len(one.args), bytes_max=MESSAGE_BYTES_MAX)
+    if one.after:
+        if len(one.after) > AFTER_MAX:
+            raise Invalid(what="after", why="too many", found=len(one.after), max=AFTER_MAX)
+        for after in one.after:
+            if after == 0:
+                raise Invalid(what="after", why="seqs start at 1, those of the batch at -1")
+            if after < 0 and -after - 1 >= index:
+                raise CyclicDependency(task=index, waits_for=-after - 1)
+    if one.delay_ns:
+        check_time("delay_ns", one.delay_ns)
+    if one.key:
+        check_name("key", one.key)
+    if one.limit:
+        check_name("limit_key", one.limit)
+    if one.limit or one.key:
+        _check_keys(keys, spec, one.limit, one.key)
 
 
 class _Form(NamedTuple):

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import psycopg
+
 from holdfast.errors import HoldfastError, to_wire
 from holdfast.store.applying import Written, check_guards, execute
-from holdfast.store.engine import Answer, Request
+from holdfast.store.engine import Answer, Request, broken_by
 from holdfast.store.pg.known import Known
 from holdfast.store.pg.rows import Miss, PgTxn, Range, Reads
 
@@ -49,6 +51,11 @@ class Batch:
                 answers.append(self._apply(request))
             except HoldfastError as error:
                 answers.append(Answer(request.no, to_wire(error)))
+            except psycopg.Error:
+                raise
+            except Exception as error:
+                # Nothing of it is taken over yet, so it fails alone.
+                answers.append(Answer(request.no, to_wire(broken_by(error))))
             except Miss as miss:
                 self._gather(requests, at, tries, miss)
         return answers

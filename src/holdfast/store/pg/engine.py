@@ -22,7 +22,7 @@ from typing import Any
 import psycopg
 
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreReadOnly, to_wire
-from holdfast.store.engine import Answer, Request
+from holdfast.store.engine import Answer, Request, broken_by
 from holdfast.store.pg import doubt, server
 from holdfast.store.pg.batch import Batch
 from holdfast.store.pg.doubt import InDoubt
@@ -160,6 +160,8 @@ class PgEngine(Session):
             if at_once and size_of(txn.writes) > PART_BYTES:
                 # It would take too long to come in time.
                 raise _Forestalled
+            topics, taught = sorted(batch.topics), self.known.taught
+            said = payload(self._client, commit_no, topics) if topics else ""
         except psycopg.Error as error:
             raise self._lost(error) from error
         except _Forestalled:
@@ -172,10 +174,14 @@ class PgEngine(Session):
             self._disconnect()
             if len(requests) > 1:
                 raise _Broken from error
-            refused = Invalid(what="transaction", why=f"{type(error).__name__}: {error}")
-            return [Answer(requests[0].no, to_wire(refused))]
-        topics, taught = sorted(batch.topics), self.known.taught
-        self._finish(connection, txn, now_ns, commit_no, topics, answers, at_once)
+            return [Answer(requests[0].no, to_wire(broken_by(error)))]
+        try:
+            self._finish(connection, txn, now_ns, commit_no, said, answers, at_once)
+        except Invalid as error:
+            # The server refuses what one of them is to write, and nothing was committed.
+            if len(requests) > 1:
+                raise _Broken from error
+            raise
         self._time_kept(txn.writes)
         self.known.committed(batch.written, txn.writes, now_ns, taught)
         self.counters.commits += 1
@@ -211,14 +217,13 @@ class PgEngine(Session):
         txn: PgTxn,
         now_ns: int,
         commit_no: int,
-        topics: list[str],
+        said: str,
         answers: list[Answer],
         at_once: bool,
     ) -> None:
         """Send what the commit is made of, and commit."""
         puts = {key: value for key, value in txn.writes.items() if value is not None}
         gone = [key for key, value in txn.writes.items() if value is None]
-        said = payload(self._client, commit_no, topics) if topics else ""
         timed = at_once and self._anchor is None
         until_us = (now_ns - self._timing.lead_ns) // 1000 + LATE_US if timed else 0
         forget = commit_no - COMMITS_KEPT if commit_no % PRUNE_EVERY == 0 else 0

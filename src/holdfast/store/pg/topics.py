@@ -8,6 +8,7 @@ A process has many who wait, and commits often: each ring wakes those alone whos
 
 from __future__ import annotations
 
+import json
 import select
 import socket
 import threading
@@ -36,10 +37,13 @@ ALL = "*"
 
 def payload(client: bytes, commit_no: int, topics: Sequence[str]) -> str:
     """`client` is the process that commits: what it says begins with that."""
-    packed = msgspec.json.encode([commit_no, *topics])
+    packed = msgspec.json.encode([commit_no, *topics]).decode()
+    if not packed.isascii():
+        # A database may have another encoding than UTF-8. Escaped, every one of them holds any topic.
+        packed = json.dumps([commit_no, *topics])
     if len(packed) > PAYLOAD_BYTES_MAX:
-        packed = msgspec.json.encode([commit_no, ALL])
-    return client.hex() + packed.decode()
+        packed = json.dumps([commit_no, ALL])
+    return client.hex() + packed
 
 
 CLIENT_CHARS = 16
