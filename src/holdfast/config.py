@@ -9,7 +9,8 @@ S = 1_000_000_000  # nanoseconds
 KEY_BYTES_MAX = 480
 VALUE_BYTES_MAX = 16 * 1024 * 1024
 BLOB_THRESHOLD_BYTES = 4096
-BLOB_GRACE_NS = 3600 * S
+# A reader that has a hash fetches its data within moments, mostly from the same snapshot.
+BLOB_GRACE_NS = 60 * S
 
 # One call reads, claims or deletes this many rows at most; above it the call is Invalid.
 BATCH_MAX = 10_000

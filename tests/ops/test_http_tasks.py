@@ -11,7 +11,7 @@ from holdfast.app.tasks import task
 from holdfast.authority import authority
 from holdfast.clock import S
 from holdfast.ops.http.server import HttpServer
-from holdfast.tasks import coordinator, look
+from holdfast.tasks import checkpoint, coordinator
 from holdfast.tasks.coordinator import New
 from holdfast.tasks.rows import Limits, Spec
 from tests.ops.http_rig import TOKEN, UNIVERSE, Client, Rig, client, request, rig, server
@@ -506,16 +506,28 @@ def test_without_the_token_readiness_is_a_word(rig: Rig) -> None:
     assert rig.client(server, TOKEN).get("/readyz").document["universe"] == UNIVERSE
 
 
-def test_what_is_over_is_forgotten(rig: Rig, client: Client) -> None:
-    """A server alone, without a worker of ours, keeps the store in order."""
-    from holdfast.ops.http.tasks import maintain
+def test_a_server_alone_forgets_tasks_as_fast_as_they_end(rig: Rig, client: Client) -> None:
+    """Without a worker of ours: each of them is named by a row of its own."""
+    ids = [client.submit("add", retain_s=0.01) for _ in range(60)]
+    for granted in client.lease(limit=60):
+        client.complete(granted["lease"])
+    until(lambda: client.get(f"/v1/tasks/{ids[-1]}").status == 404, "the last one is forgotten")
+    assert {client.get(f"/v1/tasks/{id}").status for id in ids} == {404}
 
-    id = client.submit("add", retain_s=0.01)
-    [granted] = client.lease()
-    client.complete(granted["lease"])
-    until(lambda: rig.store.read(look.overdue_retention, UNIVERSE), "its time is over")
-    maintain(rig.store, UNIVERSE)
-    assert client.get(f"/v1/tasks/{id}").status == 404
+
+def test_a_server_alone_makes_checkpoints_while_tasks_end(rig: Rig, client: Client) -> None:
+    """Also while there is always a task to be forgotten."""
+    error = "e" * 4_000
+    while rig.store.read(checkpoint.due_in, UNIVERSE) is False:
+        tasks = [{"name": "add", "options": {"retain_s": 0}} for _ in range(200)]
+        client.post("/v1/tasks", {"tasks": tasks})
+        leases = [granted["lease"] for granted in client.lease(limit=200)]
+        reports = [{"lease": one, "end": "refused", "error": error} for one in leases]
+        client.post("/v1/tasks/fail", {"worker": "w", "reports": reports})
+    until(
+        lambda: rig.store.read(checkpoint.current, UNIVERSE).latest.number,
+        "the log has a checkpoint",
+    )
 
 
 def _standing(server: HttpServer) -> int:

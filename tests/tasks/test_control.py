@@ -221,6 +221,17 @@ def test_forgetting_takes_bounded_steps(desk: Desk) -> None:
     assert not any(desk.kept(seq) for seq in seqs)
 
 
+def test_a_step_forgets_as_many_however_they_have_ended(desk: Desk) -> None:
+    """Tasks that ended in commits of their own: a step is bounded by tasks, not by commits."""
+    desk.submit(*[b"x"] * 100, retain_ns=S)
+    for grant in desk.lease():
+        desk.complete(grant)
+    desk.later(S)
+    for done, left in ((60, 40), (40, 0)):
+        assert desk.maintain(60) == done
+        assert desk.counts().completed == left
+
+
 def test_reports_of_a_forgotten_task_are_rejected(desk: Desk) -> None:
     seq = desk.one(retain_ns=0)
     grant = desk.leased(seq)

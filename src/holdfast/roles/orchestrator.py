@@ -19,6 +19,7 @@ from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
 from holdfast.errors import Fenced, Held
 from holdfast.roles.role import Role
+from holdfast.roles.task_upkeep import TaskUpkeep
 from holdfast.roles.upkeep import Upkeep
 from holdfast.store import blobs
 from holdfast.store.api import Pending, Store, Txn, glance, operation
@@ -58,6 +59,7 @@ class Orchestrator(Role):
         self._lease: Lease | None = None
         self._retry_at_ns = 0
         self._swept_ns = 0
+        self._task_upkeep = TaskUpkeep(store, universe, with_blobs=False)
 
     @property
     def topics(self) -> Sequence[str]:
@@ -93,6 +95,7 @@ class Orchestrator(Role):
         return min(self._ttl_ns / 3 / S, self.idle_s)
 
     def finish(self) -> None:
+        self._task_upkeep.close()
         if self._lease is not None:
             with contextlib.suppress(Fenced):
                 self.store.transact(authority.release, self.universe, self._lease)
@@ -215,6 +218,7 @@ class Orchestrator(Role):
         if now_ns - self._swept_ns < SWEEP_EVERY_NS:
             return
         self._swept_ns = now_ns
+        self._task_upkeep.attend(now_ns)
         for _ in range(SWEEPS_MAX):
             if not self.store.transact(self._collect):
                 return

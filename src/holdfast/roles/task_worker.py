@@ -33,14 +33,14 @@ from holdfast.roles.relay import Own, Relay
 from holdfast.roles.task_drain import Drain
 from holdfast.roles.task_hands import Hands
 from holdfast.roles.task_run import TaskCode, TaskRun
+from holdfast.roles.task_upkeep import TaskUpkeep
 from holdfast.runner.bell import Bell
 from holdfast.runner.tending import HandsLost
 from holdfast.store.api import Standing, Store, Txn, glance
-from holdfast.tasks import checkpoint
 from holdfast.tasks import coordinator as tasks
 from holdfast.tasks.coordinator import End, Hold, Leased, Report, Turned
 from holdfast.tasks.lease import LEASE_BATCH_MAX, held_by, holds, next_due_ns
-from holdfast.tasks.look import offering, overdue_retention
+from holdfast.tasks.look import offering
 from holdfast.tasks.rows import keys_of
 from holdfast.tasks.standby import SOON_NS
 
@@ -52,8 +52,6 @@ STOP_GRACE_S = 10.0
 STOP_GRACE_S_MAX = 3_600.0
 IDLE_S = SOON_NS / S
 BEAT_NS = 3 * S
-MAINTAIN_NS = 10 * S
-MAINTAIN_BATCH = 1_000
 PROGRESS_NS = S
 PAUSE_S = 0.05
 LEAVE_TRIES = 40
@@ -135,11 +133,10 @@ class TaskWorker:
         self._drain = Drain()
         self._renew_ns = 0
         self._beat_ns = 0
-        self._maintain_ns = 0
         self._progress_ns = 0
         self._stopping = threading.Event()
         self._sleeping = False
-        self._checkpointing: threading.Thread | None = None
+        self._upkeep_aside = TaskUpkeep(store, universe)
         self._bell: Bell | None = None
         self._relay = Relay(self._lead, "holdfast-task")
         self._since = 0
@@ -203,6 +200,7 @@ class TaskWorker:
             if not (self._stopping.is_set() and _passing(error)):
                 self.failure = error
             self._withdraw()
+        self._upkeep_aside.close()
         self._bell.close()
         self._hands.close()
         return None
@@ -313,7 +311,7 @@ class TaskWorker:
         """How long there is nothing to do, unless somebody rings."""
         now_ns = self.store.now_ns()
         until_ns = now_ns + int(IDLE_S * S)
-        until_ns = min(until_ns, self._beat_ns, self._maintain_ns)
+        until_ns = min(until_ns, self._beat_ns, self._upkeep_aside.next_ns)
         if self._due_ns is not None:
             until_ns = min(until_ns, self._due_ns)
         if self._held:
@@ -590,29 +588,7 @@ class TaskWorker:
                 len(self._held),
             )
             self._beat_ns = now_ns + BEAT_NS
-        if now_ns >= self._maintain_ns:
-            self._maintain_ns = now_ns + MAINTAIN_NS
-            if self.store.read(overdue_retention, self.universe):
-                done = self.store.transact(tasks.maintain, self.universe, MAINTAIN_BATCH)
-                if done >= MAINTAIN_BATCH:
-                    # There is more of it: soon, but not before others had their turn.
-                    self._maintain_ns = now_ns + 10 * MS
-            self._checkpoint()
-
-    def _checkpoint(self) -> None:
-        """Have a checkpoint of the log made, if one is due: aside, for leases must be extended."""
-        if self._checkpointing is not None and self._checkpointing.is_alive():
-            return
-        if checkpoint.due(self.store, self.universe):
-            self._checkpointing = threading.Thread(
-                target=self._make_checkpoint, name="holdfast-checkpoint", daemon=True
-            )
-            self._checkpointing.start()
-
-    def _make_checkpoint(self) -> None:
-        # A store that is busy, or gone: the next look is for that.
-        with contextlib.suppress(HoldfastError):
-            checkpoint.make(self.store, self.universe)
+        self._upkeep_aside.attend(now_ns)
 
     def _leave(self) -> None:
         """Give back what is not begun, wait for the rest, give back what does not end."""

@@ -119,6 +119,15 @@ def collect(txn: Txn, grace_ns: int, limit: int) -> int:
     return len(idle)
 
 
+def next_idle_ns(txn: Txn) -> int | None:
+    """Since when the blob has no reference that has none for the longest; None if all have one."""
+    first = txn.scan(_IDLE, tuples.after(_IDLE), 1)
+    if not first:
+        return None
+    key, name = first[0]
+    return tuples.unpack_last_int(key[: -len(tuples.pack((name,)))], len(_IDLE))
+
+
 def _refs(txn: Txn, packed: bytes) -> Refs:
     row = txn.get(_REFS + packed)
     return Refs(0) if row is None else codec.unpack_as(Refs, row)

@@ -20,7 +20,7 @@ refused, and what it left behind is swept.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from msgspec.structs import replace
 
@@ -82,11 +82,14 @@ class Building(Record, frozen=True):
 
 
 def due(store: Store, universe: str) -> bool:
-    return store.read(_due, universe)
+    return store.read(due_in, universe)
 
 
-def make(store: Store, universe: str) -> bool:
-    """Make one, and let go of the log below the one before; whether this was the one to do so."""
+def make(store: Store, universe: str, going: Callable[[], bool] = lambda: True) -> bool:
+    """Make one, and let go of the log below the one before; whether this was the one to do so.
+
+    A maker that stops asks `going` between two steps: another one begins anew after `STALLED_NS`.
+    """
     begun: Checkpoint | None = store.transact(begin, universe)
     if begun is None:
         return False
@@ -94,12 +97,12 @@ def make(store: Store, universe: str) -> bool:
     while at <= begun.last:
         chunk = store.read(_read_chunk, universe, at, begun.last)
         packed = zlib.compress(pack(chunk), 1)
-        if not store.transact(add, universe, begun.number, n, packed):
+        if not going() or not store.transact(add, universe, begun.number, n, packed):
             return False
         at, n, size = chunk.hi, n + 1, size + len(packed)
     if not store.transact(install, universe, begun.number, n, size):
         return False
-    while store.transact(sweep, universe, SWEEP):
+    while store.transact(sweep, universe, SWEEP) and going():
         pass
     return True
 
@@ -188,7 +191,8 @@ def sweep(txn: Txn, universe: str, limit: int) -> int:
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _due(txn: Txn, universe: str) -> bool:
+def due_in(txn: Txn, universe: str) -> bool:
+    """`due`, for a reader that has a transaction."""
     keys = keys_of(universe)
     now, building = _now(txn, keys), _building(txn, keys)
     if building is not None and txn.now_ns < building.moved_ns + STALLED_NS:

@@ -16,7 +16,7 @@ from holdfast.store import blobs, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.tasks import dependents
 from holdfast.tasks.decision import Decision
-from holdfast.tasks.lease import bury, live, sweep
+from holdfast.tasks.lease import ROWS_FIRST, bury, live, sweep
 from holdfast.tasks.records import Created, digest_of
 from holdfast.tasks.rows import (
     FRESH,
@@ -182,27 +182,37 @@ def maintain(txn: Txn, universe: str, limit: int) -> int:
 
 
 def _collect(decision: Decision, limit: int) -> int:
+    """Forget the first tasks whose retention is over, `limit` of them at most; how many."""
     txn, keys = decision.txn, decision.keys
-    done = 0
-    over = txn.scan(keys.retained, keys.retained + pack_int(decision.now_ns + 1), 8)
-    for key, row in over:
-        if done >= limit:
+    over: list[int] = []
+    at, end = keys.retained, keys.retained + pack_int(decision.now_ns + 1)
+    # A row names the tasks that one decision ended: one of them, or thousands.
+    asked = min(ROWS_FIRST, limit)
+    while len(over) < limit:
+        page = txn.scan(at, end, asked)
+        for key, row in page:
+            room = limit - len(over)
+            if not room:
+                break
+            txn.delete(key)
+            seqs = msgspec.msgpack.decode(row, type=list[int])
+            over += seqs[:room]
+            rest = seqs[room:]
+            if rest:
+                until = pack_int(int_at(key, len(keys.retained)))
+                txn.put(keys.retained + until + pack_int(rest[0]), pack(rest))
+        if len(page) < asked:
             break
-        txn.delete(key)
-        seqs = msgspec.msgpack.decode(row, type=list[int])
-        now, rest = seqs[: limit - done], seqs[limit - done :]
-        if rest:
-            until = pack_int(int_at(key, len(keys.retained)))
-            txn.put(keys.retained + until + pack_int(rest[0]), pack(rest))
-        done += len(seqs) - len(rest)
-        for seq in now:
-            _forget(decision, seq)
-    return done
+        at, asked = page[-1][0] + b"\x00", limit - len(over)
+    packed = [pack_int(seq) for seq in over]
+    txn.prefetch(prefix + one for one in packed for prefix in (keys.bodies, keys.statuses))
+    for packed_seq in packed:
+        _forget(decision, packed_seq)
+    return len(over)
 
 
-def _forget(decision: Decision, seq: int) -> None:
+def _forget(decision: Decision, packed_seq: bytes) -> None:
     txn, keys = decision.txn, decision.keys
-    packed_seq = pack_int(seq)
     body = decision.body(packed_seq)
     if body is None:
         return

@@ -23,6 +23,7 @@ from holdfast.tasks.rows import (
     Status,
     body_of,
     counts_of,
+    int_at,
     keys_of,
     lane,
     limits_of,
@@ -232,8 +233,15 @@ def ended_of(txn: Txn, universe: str, seqs: Iterable[int]) -> list[int]:
 
 def overdue_retention(txn: Txn, universe: str) -> bool:
     """Whether there are tasks that ended so long ago that they are to be forgotten."""
-    keys = keys_of(universe)
-    return bool(txn.scan(keys.retained, keys.retained + pack_int(txn.now_ns + 1), 1))
+    first_ns = next_retention_ns(txn, universe)
+    return first_ns is not None and first_ns <= txn.now_ns
+
+
+def next_retention_ns(txn: Txn, universe: str) -> int | None:
+    """When the first of the tasks that have ended is to be forgotten, by store time; None without any."""
+    retained = keys_of(universe).retained
+    first = txn.scan(retained, tuples.after(retained), 1)
+    return int_at(first[0][0], len(retained)) if first else None
 
 
 # -- inside ---------------------------------------------------------------------------------------

@@ -19,11 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
+from holdfast.clock import S
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.http.bodies import Cancel, NewTask, Nothing, Submission
 from holdfast.ops.http.problem import Response, encode
@@ -34,17 +36,18 @@ from holdfast.ops.http.values import decode
 from holdfast.ops.http.work import Work, check_wait
 from holdfast.ops.task_document import queue_document, row_document, seen_document
 from holdfast.roles import readiness
+from holdfast.roles.task_upkeep import OFTEN_NS, tend
 from holdfast.store.api import Store
-from holdfast.tasks import checkpoint, listing, look
 from holdfast.tasks import coordinator as tasks
+from holdfast.tasks import listing, look
 from holdfast.tasks.ids import TaskId, parse_task
 from holdfast.tasks.states import State
 
 LIST_MAX = 1_000
 # How long an answer about readiness may take.
 READY_S = 3.0
-MAINTAIN_S = 10.0
-MAINTAIN_BATCH = 1_000
+# Between two looks for tasks to be forgotten, and for a checkpoint of the log.
+UPKEEP_S = OFTEN_NS / S
 
 
 class TaskApi(Api):
@@ -58,7 +61,8 @@ class TaskApi(Api):
         self._universe = universe
         self._declared = declared
         work = self._work = Work(server, store, universe)
-        self._upkeep = server.loop.create_task(self._maintain())
+        self._closing = threading.Event()
+        self._upkeep = server.loop.create_task(self._keep_up())
         post, get = "POST", "GET"
         self.routes = (
             Route(get, ("healthz",), self._healthz, open=True),
@@ -76,6 +80,7 @@ class TaskApi(Api):
         )
 
     def close(self) -> None:
+        self._closing.set()
         self._upkeep.cancel()
         self._work.close()
 
@@ -177,23 +182,20 @@ class TaskApi(Api):
         document: Any = found if call.trusted else {"ready": found.ready}
         return Response(200 if found.ready else 503, encode(document))
 
-    async def _maintain(self) -> None:
-        """Where all workers are elsewhere, nobody but us forgets what is over."""
+    async def _keep_up(self) -> None:
+        """Where all workers are HTTP clients, no other process forgets tasks or makes checkpoints."""
+        more = False
         while True:
-            await asyncio.sleep(MAINTAIN_S)
+            await asyncio.sleep(0.0 if more else UPKEEP_S)
+            more = False
             with contextlib.suppress(HoldfastError):
-                await self._server.aside(maintain, self._store, self._universe)
+                more = await self._server.aside(tend, self._store, self._universe, self._going)
+
+    def _going(self) -> bool:
+        return not self._closing.is_set()
 
 
 # -- inside ------------------------------------------------------------------------------------------
-
-
-def maintain(store: Store, universe: str) -> None:
-    """One batch of what is to be forgotten, or a checkpoint of the log if one is due."""
-    if store.read(look.overdue_retention, universe):
-        store.transact(tasks.maintain, universe, MAINTAIN_BATCH)
-    elif checkpoint.due(store, universe):
-        checkpoint.make(store, universe)
 
 
 def _seconds(text: str) -> float:
