@@ -11,9 +11,9 @@ from holdfast.app.tasks import task
 from holdfast.authority import authority
 from holdfast.clock import S
 from holdfast.ops.http.server import HttpServer
-from holdfast.tasks import checkpoint, coordinator
+from holdfast.tasks import checkpoint, coordinator, lease
 from holdfast.tasks.coordinator import New
-from holdfast.tasks.rows import Limits, Spec
+from holdfast.tasks.rows import Limits, Spec, counts_of, keys_of
 from tests.ops.http_rig import TOKEN, UNIVERSE, Client, Rig, client, request, rig, server
 from tests.process.watch import until
 
@@ -504,6 +504,20 @@ def test_without_the_token_readiness_is_a_word(rig: Rig) -> None:
     server = rig.serve(TOKEN)
     assert rig.client(server).get("/readyz").document == {"ready": False}
     assert rig.client(server, TOKEN).get("/readyz").document["universe"] == UNIVERSE
+
+
+def test_a_request_is_granted_when_all_overdue_leases_have_expired(
+    rig: Rig, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if that takes several commits: the client asks once."""
+    monkeypatch.setattr(lease, "EXPIRED_MAX", 3)
+    for _ in range(20):
+        client.submit("add", lease_s=2, expiries_max=9)
+    assert sum(len(client.lease(limit=2)) for _ in range(10)) == 20
+    over_ns = rig.store.now_ns() + 2 * S
+    until(lambda: rig.store.now_ns() >= over_ns, "all are overdue")
+    assert [one["attempt"] for one in client.lease(limit=1)] == [2]
+    assert rig.store.read(counts_of, keys_of(UNIVERSE), "default").leased == 1
 
 
 def test_a_server_alone_forgets_tasks_as_fast_as_they_end(rig: Rig, client: Client) -> None:

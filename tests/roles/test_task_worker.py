@@ -12,7 +12,7 @@ import holdfast as hf
 from holdfast.clock import MS, S
 from holdfast.errors import Invalid
 from holdfast.roles.task_worker import HandsLost
-from holdfast.tasks import coordinator
+from holdfast.tasks import coordinator, lease
 from holdfast.tasks.coordinator import Answer
 from holdfast.tasks.rows import Limits
 from tests.roles.task_rig import Gates, Shift, shift
@@ -811,3 +811,24 @@ def test_a_worker_that_sweeps_what_is_due_does_not_stand_for_what_it_has_seen() 
         rig.clock.advance(1 * S)
         rig.until(lambda: rig.counts("nobody's").ready, "the sweep", worker)
         assert worker._standing is None
+
+
+def test_a_worker_goes_on_once_all_overdue_leases_have_expired(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it asks for them itself, or its request stands at the store."""
+    monkeypatch.setattr(lease, "EXPIRED_MAX", 3)
+
+    @hf.task(lease_s=1, expiries_max=9)
+    def work(n: int) -> int:
+        return n
+
+    with shift(work) as rig:
+        worker = rig.worker()
+        for _ in range(2):
+            handles = rig.rt.submit_many(work, [(n,) for n in range(20)])
+            for _ in range(10):
+                rig.store.transact(coordinator.lease, "jobs", "dead", ["default"], 2)
+            rig.clock.advance(2 * S)
+            rig.until(lambda made=handles: all_in(made, "COMPLETED"), "all are done", worker)
+            assert {handle.status().attempt for handle in handles} == {2}

@@ -23,6 +23,7 @@ from holdfast.store.memory import MemoryBackend
 from holdfast.store.rows import LmdbBackend
 from holdfast.tasks import board, records, recount, verify
 from holdfast.tasks import coordinator as tasks
+from holdfast.tasks import lease as leases
 from holdfast.tasks.board import Board, after
 from holdfast.tasks.coordinator import Answer, End, Grant, Hold, New, Report
 from holdfast.tasks.records import (
@@ -801,13 +802,36 @@ def test_a_restart_finds_what_the_log_says(tmp_path: Path, seed: int) -> None:
     "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
 )
 def test_what_is_overdue_expires_before_anything_is_granted(desk: Desk) -> None:
-    desk.submit(b"a", b"b")
-    old = desk.leased(1)
+    """All of it, however little is asked for."""
+    desk.submit(*[b"x"] * 600, expiries_max=9)
+    old = [grant for _ in range(60) for grant in desk.lease(10)]
+    desk.one(b"y", priority=9)
     desk.later(1000 * LEASE_NS)
-    desk.lease()
+    [granted] = desk.lease(1)
     last = [type(record).__name__ for record in singles(desk.entries()[-1])]
-    assert last == ["LeaseExpired", "LeaseGranted"]
-    assert desk.complete(old) is Answer.CANCELLED
+    assert last == ["LeaseExpired"] * 600 + ["LeaseGranted"]
+    assert {desk.complete(one) for one in old[::100]} == {Answer.CANCELLED}
+    assert desk.complete(granted) is Answer.COMMITTED
+
+
+@pytest.mark.spec(
+    "003", RECOVERY, "leases that ran out meanwhile are expired before anything is granted"
+)
+def test_nothing_is_granted_while_a_lease_is_left_that_is_overdue(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more than one decision ends, the first decisions grant nothing, and say so."""
+    monkeypatch.setattr(leases, "EXPIRED_MAX", 30)
+    desk.submit(*[b"x"] * 100, expiries_max=9)
+    for _ in range(10):
+        desk.lease(10)
+    desk.one(b"y", priority=9)
+    desk.later(LEASE_NS)
+    answers = [desk.ask(1)]
+    while answers[-1].overdue:
+        answers.append(desk.ask(1))
+    assert [len(one.grants) for one in answers] == [0, 0, 0, 1]
+    assert desk.counts().leased == 1
 
 
 @pytest.mark.spec(

@@ -484,9 +484,11 @@ class TaskWorker:
         """What the answer says besides."""
         if limit:
             # One who has had his fill of any kind has not seen the end of it.
-            self._more = len(leased.grants) >= min(limit, max(rooms)) or leased.suspects
+            full = len(leased.grants) >= min(limit, max(rooms))
+            self._more = full or leased.suspects or leased.overdue
             self._looking = self._more or bool(self._offers)
-            self._suspects = leased.suspects
+            if not leased.overdue:
+                self._suspects = leased.suspects
         if not limit or not self._looking:
             self._due_ns = glance(self.store, next_due_ns, self.universe)
         if leased.revocations != self._revocations:

@@ -10,6 +10,7 @@ _shorten = "tasks.lease:_shorten"
 _give = "tasks.giving:Giving.save"
 _asked = "tasks.lease:grant"
 _expire = "tasks.lease:_expire"
+_overdue = "tasks.lease:_overdue"
 _extend = "tasks.lease:extend"
 _live = "tasks.lease:live"
 _settle = "tasks.settle:_settle"
@@ -23,7 +24,7 @@ _redrive = "tasks.control:redrive"
 _check = "tasks.checkpoint"
 _runs = "tasks.runs"
 
-_EARLY = Edit(_expire, "keys.expiries + pack_int(now_ns + 1)", "keys.expiries + pack_int(1 << 62)")
+_EARLY = Edit(_overdue, "expiries + pack_int(decision.now_ns + 1)", "expiries + pack_int(1 << 62)")
 _HELD = Edit(_expire, "if status.expires_ns > now_ns:", "if False:")
 _AGAIN = Edit(_settle, "and was.lease == report.lease\n", "\n")
 
@@ -61,7 +62,12 @@ TASKS: dict[str, tuple[Edit, ...]] = {
         ),
     ),
     "grant: nothing is swept before": (
-        Edit(_asked, "sweep(decision, limit + SWEEP_EXTRA)", "pass"),
+        Edit(_asked, "_expire(decision, EXPIRED_MAX)", "pass"),
+        Edit(_asked, "if _overdue(decision):", "if False:"),
+    ),
+    "grant: before all that is overdue has expired": (
+        Edit(_asked, "_expire(decision, EXPIRED_MAX)", "_expire(decision, 1)"),
+        Edit(_asked, "if _overdue(decision):", "if False:"),
     ),
     "suspect: from the first on": (Edit("tasks.rows:is_suspect", "spec.expiries_max - 1", "1"),),
     "suspect: never": (
@@ -161,7 +167,7 @@ TASKS: dict[str, tuple[Edit, ...]] = {
     ),
     "expiry: before its time": (_EARLY, _HELD),
     "expiry: never": (
-        Edit(_expire, "keys.expiries + pack_int(now_ns + 1)", "keys.expiries + pack_int(1)"),
+        Edit(_overdue, "expiries + pack_int(decision.now_ns + 1)", "expiries + pack_int(1)"),
     ),
     "expiry: extended ones too": (_HELD,),
     "expiry: of another lease": (

@@ -1,7 +1,8 @@
 """Leases: granting, extending, expiring. `LeaseGranted`, `LeaseExtended`, `LeaseExpired`, and `TaskDead`
 for a task that has outlived too many.
 
-Nothing is granted before what is overdue has expired, in the same entry of the log. A task whose leases
+Nothing is granted before all leases that are overdue have expired. A decision ends a bounded number of them; if
+that are not all, it grants nothing and says so (`Leased.overdue`), and is to be repeated at once. A task whose leases
 expire may be what kills its workers, and takes those with it that are leased beside it. Each task's last
 lease is therefore granted by itself (`rows.is_suspect`): nobody ends DEAD for what another one did.
 """
@@ -45,7 +46,9 @@ from holdfast.tasks.runs import (
 )
 from holdfast.tasks.states import State
 
-# Leases that one decision ends because their time is up, beyond what it was asked to grant.
+# Tasks whose leases one decision ends because their time is up, before it grants anything.
+EXPIRED_MAX = 2_000
+# Delayed tasks that one decision wakes, beyond what it was asked to grant.
 SWEEP_EXTRA = 256
 LEASE_BATCH_MAX = 1_000
 # A decision that has parked this many leaves the rest to the next.
@@ -60,12 +63,14 @@ class Leased(Record, frozen=True):
     """What was granted, and whether there are suspects, which are granted only by themselves.
 
     `revocations` counts the leases that were ever taken from their workers: when it has changed, it
-    is time to look whether one's own still hold.
+    is time to look whether one's own still hold. `overdue`: leases are left whose time is up. Nothing
+    was granted, and the same request is to be made again at once.
     """
 
     grants: list[Grant]
     suspects: bool = False
     revocations: int = 0
+    overdue: bool = False
 
 
 @operation
@@ -111,7 +116,12 @@ def grant(
     if len(left) != len(KINDS):
         raise Invalid(what="rooms", found=list(rooms), why="one for each kind, or none")
     if not swept:
-        sweep(decision, limit + SWEEP_EXTRA)
+        _expire(decision, EXPIRED_MAX)
+        if _overdue(decision):
+            revocations = decision.txn.count(decision.keys.revocations)
+            return Leased([], False, revocations, overdue=True)
+        decision.wake_due(limit + SWEEP_EXTRA)
+        dependents.release(decision)
     decision.admit()
     grants: list[Grant] = []
     suspects = False
@@ -292,10 +302,7 @@ def sweep(decision: Decision, limit: int) -> int:
 def _expire(decision: Decision, limit: int) -> int:
     txn, keys, now_ns = decision.txn, decision.keys, decision.now_ns
     seen = 0
-    while seen < limit:
-        overdue = txn.scan(keys.expiries, keys.expiries + pack_int(now_ns + 1), 1)
-        if not overdue:
-            break
+    while seen < limit and (overdue := _overdue(decision)):
         key, row = overdue[0]
         batch = codec.unpack_as(Batch, row)
         held = decision.leases.get(batch.lease)
@@ -320,6 +327,12 @@ def _expire(decision: Decision, limit: int) -> int:
             for seq, packed_seq, status in out:
                 _give_up(decision, seq, packed_seq, status)
     return seen
+
+
+def _overdue(decision: Decision) -> list[Row]:
+    """The batch of leases that is overdue for the longest; empty if none is."""
+    expiries = decision.keys.expiries
+    return decision.txn.scan(expiries, expiries + pack_int(decision.now_ns + 1), 1)
 
 
 def _give_up(decision: Decision, seq: int, packed_seq: bytes, was: Status) -> None:

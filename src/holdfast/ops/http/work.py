@@ -8,7 +8,7 @@ A grant whose answer cannot be delivered is given back at once, and counts as no
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from msgspec import UNSET
@@ -75,17 +75,20 @@ class Work:
         check_wait(asked.wait_s)
         store, universe = self._store, self._universe
 
-        def attempt() -> Awaitable[Leased]:
-            return store.submit(
-                tasks.lease,
-                universe,
-                asked.worker,
-                asked.queues,
-                asked.limit,
-                asked.alone,
-                (),
-                tuple(asked.names),
-            )
+        async def attempt() -> Leased:
+            while True:
+                leased: Leased = await store.submit(
+                    tasks.lease,
+                    universe,
+                    asked.worker,
+                    asked.queues,
+                    asked.limit,
+                    asked.alone,
+                    (),
+                    tuple(asked.names),
+                )
+                if not leased.overdue:
+                    return leased
 
         leased = await self._bell.lease(asked.queues, asked.names, asked.wait_s, attempt, call.gone)
         generation, now_ns = store.generation, store.now_ns()
