@@ -106,6 +106,21 @@ def failing() -> Universe:
     return u
 
 
+def moody() -> Universe:
+    """A reducer that saw what nothing but the digest of its cycle tells."""
+    u = Universe().granted(1)
+    ingress = [event("Moody", id="m"), paid("p", 5)]
+    for seq, one in enumerate(ingress, 1):
+        u.sent(2, seq, one)
+    return u.cycle(3, *ingress)
+
+
+def parked(u: Universe, height: int) -> Universe:
+    blocker = {"code": "replay_diverged", "text": "", "height": height}
+    args = {"universe": "u", "world_id": W, "held": lease("a", 1), "blocker": blocker}
+    return u.did(6, "tenure.park", args)
+
+
 def led(*decisions: list[object], **row: object) -> Universe:
     """An authority log, and the lease it should lead to."""
     u = told()
@@ -130,6 +145,8 @@ RIGHT: dict[str, Callable[[], Universe]] = {
     "a fork": forked,
     "a failure": failing,
     "a leader": lambda: led(ACQUIRED),
+    "a moody account": moody,
+    "a moody account is parked at the end of the cycle": lambda: parked(moody(), 2),
 }
 
 
@@ -165,18 +182,44 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
         lambda: told().audit("snapshots", SUBJECT, to=snapshot_of(b"\x80")),
     ),
     (
+        "J6",
+        "the last entry of a cycle has no digest",
+        lambda: Universe().granted(1).sent(2, 1, paid("p", 5)).cycle(3, paid("p", 5), state=b""),
+    ),
+    (
+        "J6",
+        "the digest is that of another state",
+        lambda: (
+            Universe().granted(1).sent(2, 1, paid("p", 5)).cycle(3, paid("p", 5), state=b"x" * 32)
+        ),
+    ),
+    (
+        "J6",
+        "a digest is not the last entry's alone",
+        lambda: (
+            Universe()
+            .granted(1)
+            .sent(2, 1, paid("p", 5))
+            .sent(2, 2, paid("q", 5))
+            .cycle(
+                3,
+                paid("p", 5),
+                paid("q", 5),
+                state=check_app.digest_of(
+                    {**check_app.initial(), "balance": 10, "rate": 5, "seen": 2}
+                ),
+            )
+        ),
+    ),
+    (
         "J3",
         "a sound world is parked",
-        lambda: told().did(
-            6,
-            "tenure.park",
-            {
-                "universe": "u",
-                "world_id": W,
-                "held": lease("a", 1),
-                "blocker": {"code": "replay_diverged", "text": "", "height": 2},
-            },
-        ),
+        lambda: parked(told(), 2),
+    ),
+    (
+        "J3",
+        "a moody account is parked at another height than the end of its cycle",
+        lambda: parked(moody(), 1),
     ),
     (
         "J2",
@@ -489,10 +532,11 @@ def test_a_lease_that_is_granted_again_may_be_used_again() -> None:
 
 def test_the_model_of_an_account_counts_as_a_person_would() -> None:
     u = Universe().cycle(1, paid("p1", 5), paid("p2", 7), event("Moved", id="m", amount=2, to="x"))
-    assert u.states[-1] == {"balance": 10, "seen": 3, "rate": 7, "marks": [], "orders": []}
+    right = {"balance": 10, "seen": 3, "rate": 7, "marks": [], "orders": [], "whim": 0}
+    assert u.states[-1] == right
     assert check_app.stored(u.states[-1]) == (
-        b"\x85\xa7balance\x0a\xa5marks\x90\xa6orders\x90"
-        b"\xa4rate\xcb\x40\x1c\x00\x00\x00\x00\x00\x00\xa4seen\x03"
+        b"\x86\xa7balance\x0a\xa5marks\x90\xa6orders\x90"
+        b"\xa4rate\xcb\x40\x1c\x00\x00\x00\x00\x00\x00\xa4seen\x03\xa4whim\x00"
     )
 
 

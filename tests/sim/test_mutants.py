@@ -36,6 +36,8 @@ SAMPLE = (
     "host: intents not published",
     "kernel: entropy not journaled",
     "replay: not compared",
+    "digest: not compared",
+    "digest: not written",
     "hint: settled without looking",
     "tenure: assignment not checked",
     "tenure: losses not told apart",

@@ -159,7 +159,9 @@ class Universe:
     ) -> Universe:
         """Journal these, as the model says, the last of them with the commit; `wrong` are fields of
         the entries that are not so."""
-        bodies = [self._entry(one, wrong) for one in ingress]
+        bodies = [
+            self._entry(one, wrong, last=at == len(ingress)) for at, one in enumerate(ingress, 1)
+        ]
         head = wrong.get("expected_head", self.height - len(bodies))
         steps = [check_app.step_of(body) for body in bodies]
         failed = [
@@ -222,7 +224,7 @@ class Universe:
 
     # -- the rows that follow ------------------------------------------------------------------
 
-    def _entry(self, ingress: list[Any], wrong: Plain) -> bytes:
+    def _entry(self, ingress: list[Any], wrong: Plain, *, last: bool) -> bytes:
         height = self.height + 1
         step: Plain = {
             "seq": wrong.get("seq", height),
@@ -243,6 +245,10 @@ class Universe:
         step["emitted"] = wrong.get("emitted", [want.content for want in should.wants])
         self.states.append(should.state)
         self.wants += should.wants
+        if last and should.state["whim"] is None:
+            # What a moody handler saw.
+            should.state["whim"] = 7
+        step["state"] = wrong.get("state", check_app.digest_of(should.state) if last else b"")
         body = pack([ingress if name == "ingress" else value for name, value in step.items()])
         self._journal(height, body)
         box = self.rows["inboxes"][SUBJECT]

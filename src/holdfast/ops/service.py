@@ -36,6 +36,7 @@ from holdfast.world.context import Vocabulary
 from holdfast.world.ingress import Address, Delivered
 from holdfast.world.kernel import World
 from holdfast.world.program import Program
+from holdfast.world.restore import load_snapshot
 
 if TYPE_CHECKING:
     from holdfast.app.app import App
@@ -335,7 +336,7 @@ def world_create_from_seed(
         known = catalog.find(txn, universe, type, name)
         if known is not None:
             return _made_from(catalog.record(txn, universe, known), seed_snapshot)
-        state = snapshot.load(txn, subject, height)
+        state, _ = load_snapshot(txn, source.world_id, subject, height)
         made = catalog.create(txn, universe, type, name, child_id)
         child = subject_of(universe, child_id)
         hash = snapshot.save(txn, child, height, state)

@@ -27,7 +27,7 @@ from holdfast.store.api import Store, Txn, address_of
 from holdfast.world import catalog
 from holdfast.world.catalog import Status, subject_of
 from holdfast.world.kernel import World
-from holdfast.world.restore import check_snapshots
+from holdfast.world.restore import check_snapshots, load_snapshot
 
 # Worlds that a process takes at a time: enough to keep it busy, few enough to see it go on.
 SHARE = 64
@@ -97,7 +97,7 @@ def _check(txn: Txn, app: App | None, target: Target) -> Finding:
     try:
         journal.verify(txn, subject)
         for height in snapshot.heights(txn, subject, SCAN_PAGE):
-            snapshot.load(txn, subject, height)
+            load_snapshot(txn, target.world_id, subject, height)
         steps = 0
         if app is not None:
             program = app.programs.get(record.type)

@@ -20,7 +20,7 @@ Plain = dict[str, Any]
 
 STEP = (
     "seq", "ingress", "wall_ns", "entropy", "code", "generation", "outcome", "emitted", "error",
-    "reply", "base",
+    "reply", "base", "state",
 )  # fmt: skip
 INGRESS = (
     "kind", "type", "value", "event_hash", "intent_hash", "correlation_id", "from_world",
@@ -37,6 +37,8 @@ TIMER = ("slot", "type", "value", "delay_ns", "wall_ns", "cron", "zone", "missed
 QUOTE, PAY, MAIL = "fx.quote", "fx.pay", "fabric.send"
 EFFECTS = (QUOTE, PAY)
 FICKLE = "Fickle"
+MOODY = "Moody"
+WHIMS = 64
 ABROAD = "v"
 EFFECT_TIMEOUT_NS = 2_000_000_000
 MARKS_KEPT = 3
@@ -87,7 +89,7 @@ class Reaction:
 
 
 def initial() -> Plain:
-    return {"balance": 0, "seen": 0, "rate": 0.0, "marks": [], "orders": []}
+    return {"balance": 0, "seen": 0, "rate": 0.0, "marks": [], "orders": [], "whim": 0}
 
 
 def fresh(state: Plain) -> Plain:
@@ -99,6 +101,17 @@ def fresh(state: Plain) -> Plain:
 def stored(state: Plain) -> bytes:
     """The bytes of a snapshot."""
     return _encode(dict(sorted(fresh(state).items())))
+
+
+def digest_of(state: Plain) -> bytes:
+    """What the last entry of a cycle says of the state after it."""
+    return hashlib.sha256(stored(state)).digest()
+
+
+def resolve(state: Plain, digest: bytes | None) -> int | None:
+    """What a moody handler saw, by the digest of the state that it left: nothing else tells."""
+    whims = (whim for whim in range(1, WHIMS + 1) if digest_of({**state, "whim": whim}) == digest)
+    return next(whims, None)
 
 
 def read(names: tuple[str, ...], body: bytes) -> Plain:
@@ -158,6 +171,8 @@ def react(state: Plain, step: Plain, world_id: str, name: str, height: int) -> R
     state = {**state, "marks": list(state["marks"]), "orders": list(state["orders"])}
     told = receipt_of(ingress) if receipt else event_of(ingress)
     wants = handlers[ingress["type"]](state, told, place)
+    if ingress["type"] == MOODY:
+        return Reaction("ok", state, wants)
     state["seen"] += 1
     reply = _encode([state["seen"], state["balance"], str(state["rate"]), state["marks"]])
     return Reaction("ok", state, wants, reply)
@@ -274,6 +289,11 @@ def _fickle(state: Plain, event: Plain, place: Place) -> list[Want]:
     return []
 
 
+def _moody(state: Plain, event: Plain, place: Place) -> list[Want]:
+    state["whim"] = None
+    return []
+
+
 _HANDLERS: dict[str, Any] = {
     "Paid": _paid,
     "Moved": _moved,
@@ -288,6 +308,7 @@ _HANDLERS: dict[str, Any] = {
     "Woken": _woken,
     "Deadly": _deadly,
     "Fickle": _fickle,
+    "Moody": _moody,
     "Botched": None,
 }
 # Receipts that the account hears of; those of quotes are journaled and ignored.

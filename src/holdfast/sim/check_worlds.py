@@ -1,4 +1,4 @@
-"""Checkers of worlds, by replaying a model: J1 to J5, I1 to I5, K1, E1, E3, T1, F1, D1, A1, S3, S4, R3.
+"""Checkers of worlds, by replaying a model: J1 to J6, I1 to I5, K1, E1, E3, T1, F1, D1, A1, S3, S4, R3.
 
 Ingress gets a number when it is delivered; a cycle journals the next of it, in order; `check_app` says
 what each entry should hold, what it should have emitted and which state follows. Who may host a world
@@ -8,7 +8,6 @@ of that: see `check_world_rows`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from typing import Any
 
@@ -110,11 +109,32 @@ class _Replay:
                 self._rang(event, subject, one["intent_hash"], one["alarm"])
         for body in cycle["bodies"]:
             self._append(event, subject, world, body)
+        self._digested(event, subject, world, len(cycle["bodies"]))
         for failed in cycle.get("failed", ()):
             # Numbers of a queue are given in the order of commits.
             self.model.letters_last += 1
             id = id_of(check_app.read(check_app.INGRESS, failed["body"]))
             self.model.letters[self.model.letters_last] = (subject, failed["seq"], id)
+
+    def _digested(self, event: Event, subject: str, world: World, entries: int) -> None:
+        """The last entry of a cycle has the digest of the state that follows, and no other has one."""
+        if not entries:
+            return
+        found = [step.get("state") for step in world.steps[-entries:]]
+        self._settle_whim(world, entries, found[-1])
+        if found != [b""] * (entries - 1) + [check_app.digest_of(world.states[-1])]:
+            self._bad("J6", f"{subject}: cycle up to {world.height} has another digest", event)
+
+    def _settle_whim(self, world: World, entries: int, digest: bytes | None) -> None:
+        """What a moody handler of this cycle saw is known from here on. What an earlier one of the same
+        cycle saw is gone, and nothing can come back to it."""
+        if world.states[-1]["whim"] is not None:
+            return
+        whim = check_app.resolve(world.states[-1], digest)
+        for at in range(1, entries + 1):
+            world.states[-at]["whim"] = whim
+            if world.steps[-at]["ingress"]["type"] == check_app.MOODY:
+                return
 
     def _began(self, event: Event, subject: str, cycle: Plain) -> int:
         """When the reducers ran, by the word of the host: not after the commit, and not before the
@@ -314,10 +334,20 @@ class _Replay:
             self._bad("J3", f"{subject}: repeated otherwise: {event.args}", event)
 
     def _fickle(self, subject: str, height: int) -> bool:
-        """Whether the entry is, or would be, that of a fickle event: each ingress is one entry."""
+        """Whether the entry is, or would be, that of a fickle event: each ingress is one entry. Of a
+        moody one nothing but the digest tells, at the end of its cycle."""
         world = self._world(subject)
-        put = world.delivered.get(height - world.base)
-        return put is not None and put[1][1] == check_app.FICKLE
+        at = height - world.base
+        put = world.delivered.get(at)
+        if put is not None and put[1][1] == check_app.FICKLE:
+            return True
+        ends = at <= len(world.steps) and bool(world.steps[at - 1].get("state"))
+        while ends and at > 0:
+            if world.steps[at - 1]["ingress"]["type"] == check_app.MOODY:
+                return True
+            at -= 1
+            ends = at > 0 and world.steps[at - 1].get("state") == b""
+        return False
 
     # -- forks -----------------------------------------------------------------------------------
 
@@ -329,10 +359,13 @@ class _Replay:
         parent = self._world(f"{made['universe']}/{lineage['parent_world_id']}")
         height = lineage["forked_at_height"]
         state = parent.state_at(height)
+        if state is not None and state["whim"] is None:
+            whim = check_app.resolve(state, lineage["parent_snapshot_hash"])
+            state = {**state, "whim": whim}
         if state is None:
             self._bad("K1", f"{subject}: forked at {height}, the parent has no such state", event)
             state = check_app.initial()
-        elif hashlib.sha256(check_app.stored(state)).digest() != lineage["parent_snapshot_hash"]:
+        elif check_app.digest_of(state) != lineage["parent_snapshot_hash"]:
             self._bad("K1", f"{subject}: not the parent's state at {height}", event)
         child = World(made["world_id"], made["name"], height, forked=True)
         child.states = [check_app.fresh(state)]

@@ -84,6 +84,7 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("J3", "a replay is what happened, byte for byte", (_found("J3"),)),
     ("J4", "baseline and tail are the journal", (_found("J4"),)),
     ("J5", "derived rows are what the log says", (_found("J5"),)),
+    ("J6", "each cycle ends with the digest of its state", (_found("J6"),)),
     ("I1", "acknowledged ingress is journaled exactly once", (_found("I1"),)),
     ("I2", "journal order is inbox order, the cursor monotone", (_found("I2"),)),
     ("I3", "nothing below the cursor is unjournaled", (_found("I3"),)),

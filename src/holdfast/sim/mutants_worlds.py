@@ -7,7 +7,7 @@ from holdfast.sim.edits import Edit
 _commit = "world.cycle:_advance"
 _check = "world.cycle:_check"
 _prepare = "world.host:Host.prepare"
-_repeat = "world.kernel:repeat"
+_repeat = "world.kernel:_repeat"
 _advance = "world.kernel:advance"
 _change = "world.catalog:change"
 _plant = "world.fork:plant"
@@ -117,6 +117,17 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "replay: memory not as stored": (
         Edit(_repeat, "if step.base == height - 1:", "if False:"),
         Edit(_repeat, "return world.program.fresh(state)", "return state"),
+    ),
+    "digest: not compared": (Edit("world.kernel:repeat", "if step.state:", "if False:"),),
+    "digest: not written": (
+        Edit(_prepare, "bodies[-1] = entry.with_state(bodies[-1], self._next_digest)", "pass"),
+    ),
+    "digest: of the state before": (
+        Edit(
+            _prepare,
+            "program.canonical(self._state) if saved is None else saved",
+            "program.dump(None)",
+        ),
     ),
     "restore: a step too few": (
         Edit("world.restore:restore", "done + 1, height)", "done + 1, height - 1)"),

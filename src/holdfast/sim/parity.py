@@ -4,7 +4,7 @@ For every world that there is, from scratch and in one go, as a process that nev
 
 - the journal's chain holds, and no height is missing
 - each entry's ingress, handled again with the time and entropy that the entry names, makes the very
-  same entry: outcome, emissions, reply
+  same entry: outcome, emissions, reply, and the digest of the state in the last entry of a cycle
 - the state is the same at every snapshot, and at the end the same as what a worker would restore
 - a fork starts with its parent's state at that height
 
@@ -15,7 +15,10 @@ and named with its world and height.
 from __future__ import annotations
 
 from collections.abc import Callable
+from hashlib import sha256
 from typing import Any
+
+from msgspec.structs import replace
 
 from holdfast.app.app import App
 from holdfast.config import SCAN_PAGE
@@ -76,15 +79,15 @@ def _check_world(
         if entry.pack(again) != body:
             raise Disparity(record, at, _difference(step, again))
         if at in saved or at in forked:
-            stored = program.dump(program.fresh(state))
+            stored = program.canonical(state)
             if saved.get(at, stored) != stored:
                 raise Disparity(record, at, "the snapshot holds another state")
             seeds[record.world_id, at] = stored
     try:
-        restored = program.dump(program.fresh(look(restore, world).state))
+        restored = program.canonical(look(restore, world).state)
     except ReplayDiverged as error:
         raise Disparity(record, int(error.fields.get("height", 0)), str(error)) from None
-    if restored != program.dump(program.fresh(state)):
+    if restored != program.canonical(state):
         raise Disparity(record, start + len(entries), "a worker would restore another state")
 
 
@@ -105,7 +108,10 @@ def _handle(world: kernel.World, state: Any, step: Step, height: int) -> tuple[S
         generation=step.generation,
         base=step.base,
     )
-    return made.step, program.load(before) if made.spoiled else state
+    after = program.load(before) if made.spoiled else state
+    if not step.state:
+        return replace(made.step, state=step.state), after
+    return replace(made.step, state=sha256(program.canonical(after)).digest()), after
 
 
 def _start(

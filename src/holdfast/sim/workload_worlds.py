@@ -219,7 +219,9 @@ def _event(life: Life, id: str, accounts: list[str]) -> Any:
         return world_app.Unheard(id)
     if choice == 18:
         return world_app.Botched(id)
-    return world_app.Fickle(id) if tape.chance(250) else world_app.Deadly(id)
+    if tape.chance(500):
+        return world_app.Moody(id) if tape.chance(600) else world_app.Fickle(id)
+    return world_app.Deadly(id)
 
 
 def _wanting(life: Life, id: str, accounts: list[str]) -> Any:

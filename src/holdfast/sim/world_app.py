@@ -2,8 +2,8 @@
 
 They count, move money to each other, roll dice, look at the time, want effects and timers and take
 them back, hear how those ended, fail, kill their process, and at times do what a reducer must not.
-`check_app` states the same reducers once more, over plain data. Every handler replies with what it sees
-of its state, so that each journal entry tells whether the state was right.
+`check_app` states the same reducers once more, over plain data. Every handler but one replies with what
+it sees of its state, so that each journal entry tells whether the state was right.
 
 What the effects do is not here: the pools bring it (`outside`).
 """
@@ -26,6 +26,7 @@ UNIVERSE = "u"
 ABROAD = "v"
 MARKS_KEPT = 3
 ORDERS_KEPT = 3
+WHIMS = 64
 EFFECT_TIMEOUT_S = 2.0
 PAY_RATE_PER_S = 5.0
 
@@ -121,6 +122,12 @@ class Fickle(Event):
     id: str
 
 
+class Moody(Event):
+    """As fickle, and silent: nothing but the state tells of it."""
+
+    id: str
+
+
 class Unheard(Event):
     """Nobody handles it."""
 
@@ -151,6 +158,8 @@ class Account(World):
     marks: list[str] = msgspec.field(default_factory=list)
     # The latest purchases, by the names of their intents.
     orders: list[str] = msgspec.field(default_factory=list)
+    # What a moody handler saw. No reply tells of it.
+    whim: int = 0
 
     @on(Paid)
     def paid(self, event: Paid, cx: Context) -> None:
@@ -247,6 +256,10 @@ class Account(World):
     def fickle(self, event: Fickle, cx: Context) -> None:
         self.balance = _outside.mood()
         self._tell(cx)
+
+    @on(Moody)
+    def moody(self, event: Moody, cx: Context) -> None:
+        self.whim = 1 + _outside.mood() % WHIMS
 
     def _tell(self, cx: Context) -> None:
         self.seen += 1

@@ -1,7 +1,8 @@
 """What one step of a world leaves in its journal: enough to repeat it exactly.
 
 The ingress, the wall time and entropy that the reducer saw, the code that ran, how it ended, and
-what it emitted, as hashes over content. A replay computes the same and compares.
+what it emitted, as hashes over content. The last entry of a cycle has the digest of the state after
+it. A replay computes the same and compares.
 """
 
 from __future__ import annotations
@@ -40,9 +41,19 @@ class Step(Record, frozen=True):
     reply: bytes | None = None
     # The snapshot that the state in memory was last read from; 0 for the initial state.
     base: int = 0
+    # The digest of the state, in the last entry of a cycle; empty in the entries before it. None in
+    # entries that were written before there were digests. It is the last field: see `with_state`.
+    state: bytes | None = None
 
 
 pack = codec.pack
+_NO_STATE = codec.pack(b"")
+
+
+def with_state(body: bytes, digest: bytes) -> bytes:
+    """The body of a step that has no digest yet, with one. Only its last bytes differ."""
+    assert body.endswith(_NO_STATE)
+    return body[: -len(_NO_STATE)] + codec.pack(digest)
 
 
 def decode(body: bytes) -> Step:

@@ -19,7 +19,7 @@ from holdfast.world import catalog
 from holdfast.world.catalog import Lineage, Status, WorldRecord, subject_of
 from holdfast.world.inherit import Open, bequeath, check_policies, open_after
 from holdfast.world.kernel import World
-from holdfast.world.restore import below_floor, restore
+from holdfast.world.restore import below_floor, load_snapshot, restore
 
 
 class Cutting(NamedTuple):
@@ -129,7 +129,6 @@ def _same(found: WorldRecord, parent_id: str, at: int | None, name: str) -> Worl
 
 def _state_bytes(txn: Txn, parent: World, subject: str, height: int) -> bytes:
     try:
-        return snapshot.load(txn, subject, height)
+        return load_snapshot(txn, parent.world_id, subject, height)[0]
     except NotFound:
-        program = parent.program
-        return program.dump(program.fresh(restore(txn, parent, at=height).state))
+        return parent.program.canonical(restore(txn, parent, at=height).state)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any
 
 import msgspec
@@ -72,6 +73,9 @@ class Host:
         self._subject = subject_of(world.universe, world.world_id)
         self.limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
         self._state: Any = None
+        # The digest of the state after `height`, if its entry has one, and after the cycle under way.
+        self._digest: bytes | None = None
+        self._next_digest: bytes | None = None
         # Whether the state in memory is the one after `height`.
         self.loaded = False
         self.height = 0
@@ -93,6 +97,7 @@ class Host:
         self.cursor = found.cursor
         self._snapshot_height = found.snapshot_height
         self._tail_bytes = found.tail_bytes
+        self._digest = found.digest
         self.loaded = True
 
     def drain(self, txn: Txn, limit: int) -> list[inbox.Ingress]:
@@ -165,13 +170,21 @@ class Host:
         self.working_on = 0
         by_inbox = len(waiting) - len(carried)
         self._tail_bytes += sum(map(len, bodies))
-        due = self._due(height)
+        saved = self._freshen() if self._due(height) else None
+        if bodies:
+            # Of every cycle: what a replay makes of it is compared with this.
+            found = self.world.program.canonical(self._state) if saved is None else saved
+            self._next_digest = sha256(found).digest()
+            bodies[-1] = entry.with_state(bodies[-1], self._next_digest)
+        elif not self._is_journaled(saved):
+            self.forget()
+            return None
         return self._cycle(
             seq,
             bodies,
             intents,
             failed,
-            self._freshen() if due else None,
+            saved,
             # What came by no inbox has left no hint.
             drained=len(bodies) == len(waiting) < limit and (by_inbox > 0 or not carried),
             wanted_ns=wanted_ns,
@@ -187,6 +200,8 @@ class Host:
         self.height = cycle.expected_head + len(cycle.bodies)
         self.cursor = cycle.to_seq
         self.loaded = True
+        if cycle.bodies:
+            self._digest = self._next_digest
         if cycle.snapshot is not None:
             self._snapshot_height = self.height
             self._tail_bytes = 0
@@ -196,7 +211,10 @@ class Host:
         """A last snapshot to leave with, if the journal went on since the one before."""
         if not self.loaded or self.height == self._snapshot_height:
             return None
-        return self._cycle(self.cursor, [], [], [], self._freshen(), drained=False)
+        saved = self._freshen()
+        if not self._is_journaled(saved):
+            return None
+        return self._cycle(self.cursor, [], [], [], saved, drained=False)
 
     def compact(self, txn: Txn) -> int:
         """Pack some of what lies below the baseline; how many entries. Under the lease, as all."""
@@ -254,6 +272,11 @@ class Host:
         """The state's bytes, and in memory what a restore from them would give."""
         self._state = self.world.program.fresh(self._state)
         return self.world.program.dump(self._state)
+
+    def _is_journaled(self, saved: bytes | None) -> bool:
+        """Whether the state is still the one that the journal tells of. It is not when something else
+        than a step has changed it, such as a thread that a reducer started."""
+        return saved is None or self._digest in (None, sha256(saved).digest())
 
     def _unspoil(self, store: Store, safe: bytes | None, bodies: list[bytes]) -> bytes:
         """The state before a reducer that raised. From then on each step keeps a way back."""

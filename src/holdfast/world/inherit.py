@@ -27,7 +27,7 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import item as items
-from holdfast.durable import journal, queue, snapshot
+from holdfast.durable import journal, queue
 from holdfast.errors import Invalid, NotFound
 from holdfast.messages import (
     EFFECT_CANCEL,
@@ -47,6 +47,7 @@ from holdfast.world import timers as slots
 from holdfast.world.catalog import subject_of
 from holdfast.world.ingress import deliver_to
 from holdfast.world.kernel import World
+from holdfast.world.restore import load_snapshot
 
 EFFECT_POLICIES = ("drop", "fail", "reissue")
 TIMER_POLICIES = ("drop", "keep")
@@ -217,7 +218,7 @@ def _root(txn: Txn, world: World, subject: str) -> tuple[Any, int]:
     if lineage is None:
         return world.program.initial(), 0
     try:
-        return world.program.load(snapshot.load(txn, subject, height)), height
+        return world.program.load(load_snapshot(txn, world.world_id, subject, height)[0]), height
     except NotFound:
         raise Invalid(what="fork", why="the journal does not reach back", floor=floor) from None
 

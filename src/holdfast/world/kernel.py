@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import traceback
+from hashlib import sha256
 from typing import Any, NamedTuple
 
 from holdfast import codec
@@ -77,6 +78,7 @@ def advance(
         error,
         None if failed else cx.replied,
         base,
+        b"",
     )
     return Stepped(step, intents, failed)
 
@@ -91,6 +93,25 @@ def repeat(
     not always the one that was written: an int in a float's place has become a float. So where
     the host went on from stored bytes (after a snapshot, after a reducer that raised), so do we.
     """
+    state = _repeat(world, state, step, height, emitted)
+    if step.state:
+        compare_state(world, state, step.state, height=height)
+    return state
+
+
+def compare_state(world: World, state: Any, digest: bytes, *, height: int) -> None:
+    """ReplayDiverged unless this is the state that the digest was made of."""
+    try:
+        found = sha256(world.program.canonical(state)).digest()
+        if found == digest:
+            return
+        why = f"digest {digest.hex()[:16]} became {found.hex()[:16]}"
+    except Invalid as error:
+        why = f"it cannot be stored: {error.fields.get('why')}"
+    raise _diverged(world, height, "state", why)
+
+
+def _repeat(world: World, state: Any, step: Step, height: int, emitted: list[Intent] | None) -> Any:
     if step.base == height - 1:
         state = world.program.fresh(state)
     if step.outcome is Outcome.FAILED:
@@ -116,15 +137,20 @@ def repeat(
         ("reply", step.reply, again.reply),
     ):
         if was != now:
-            raise ReplayDiverged(
-                world=world.world_id,
-                type=world.program.type,
-                name=world.name,
-                height=height,
-                what=what,
-                why=again.error or f"{_shown(was)} became {_shown(now)}",
-            )
+            why = again.error or f"{_shown(was)} became {_shown(now)}"
+            raise _diverged(world, height, what, why)
     return state
+
+
+def _diverged(world: World, height: int, what: str, why: str) -> ReplayDiverged:
+    return ReplayDiverged(
+        world=world.world_id,
+        type=world.program.type,
+        name=world.name,
+        height=height,
+        what=what,
+        why=why,
+    )
 
 
 def _run(world: World, state: Any, ingress: Ingress, cx: Context) -> tuple[Outcome, str]:

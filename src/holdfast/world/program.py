@@ -117,6 +117,11 @@ class Program:
         except Exception as error:
             raise self._unusable(error) from error
 
+    def canonical(self, state: Any) -> bytes:
+        """The bytes of the state as it is when it was stored and read again: equal states have equal
+        bytes, in any process. The digest in a journal is made of them, and they are the snapshot."""
+        return self.dump(self.fresh(state))
+
     def fresh(self, state: Any) -> Any:
         """The state as it is when it was stored and read again; Invalid if it cannot be."""
         return self.load(self.dump(state))
