@@ -67,6 +67,8 @@ ROUTE_KEPT_NS = 24 * 3600 * S
 # Whoever asks us to wait longer than this is not waited for.
 RETRY_AFTER_S_MAX = 24 * 3600
 
+# The directory of an embedded store is its owner's, unless HOLDFAST_STORE_MODE says otherwise.
+STORE_MODE = 0o700
 # LMDB reserves address space, not disk; the map is never resized.
 MAP_BYTES = 1 << 40
 # A checkpoint of the redo log is begun after so much in it, so many commits, or so long; above the last

@@ -34,6 +34,7 @@
         ├── StoreCorrupt
         ├── StoreFull
         ├── StoreReadOnly
+        ├── StoreDenied       another account owns it, or the server says no
         ├── SchemaMismatch
         ├── StoreMoved        go on in the place that it names
         ├── CopyUnfinished    run the copy again, or remove what there is of it
@@ -228,6 +229,11 @@ class StoreFull(StoreError):
 class StoreReadOnly(StoreError):
     code = "store_read_only"
     hint = "the store's directory must be writable"
+
+
+class StoreDenied(StoreError):
+    code = "store_denied"
+    hint = "use the account that owns it, or share the store with its group by HOLDFAST_STORE_MODE=0770"
 
 
 class SchemaMismatch(StoreError):

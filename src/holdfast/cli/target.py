@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.cli.output import waiting
 from holdfast.errors import Invalid, NotFound
-from holdfast.store import mapping
+from holdfast.store import access, mapping
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 from holdfast.store.mapping import STORE_DEFAULT, STORE_VARIABLE, locate
@@ -89,8 +89,10 @@ def existing(args: argparse.Namespace) -> Iterator[Store]:
         raise Invalid(
             what="store", why="a store in memory is gone with its process", scheme="memory"
         )
-    if is_embedded(url) and not (directory_of(url) / "data.mdb").exists():
-        raise NoStore(what="store", url=url)
+    if is_embedded(url):
+        access.check(directory_of(url).absolute())
+        if not (directory_of(url) / "data.mdb").exists():
+            raise NoStore(what="store", url=url)
     try:
         with waiting("opening the store"):
             store = open_store(url, bootstrap=False)

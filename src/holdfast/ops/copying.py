@@ -16,9 +16,9 @@ from holdfast.config import SCAN_PAGE, WriterLimits
 from holdfast.durable import lease as leases
 from holdfast.errors import CopyUnfinished, NotFound, StoreBusy, StoreMoved
 from holdfast.ops import inventory
+from holdfast.store import access, places, schema, tuples, urls
 from holdfast.store import copy as copies
 from holdfast.store import open as open_store
-from holdfast.store import places, schema, tuples, urls
 from holdfast.store.api import Txn
 from holdfast.store.copy import Copied, Progress
 from holdfast.store.places import Place
@@ -82,6 +82,8 @@ def refuse_holders(place: Place) -> None:
 
 def _look(url: str) -> list[str]:
     """Open the source as everybody does, which finds what is wrong with it; who works there."""
+    if urls.scheme_of(url) == "lmdb":
+        access.check(places.path_of(url).absolute())
     if urls.scheme_of(url) == "lmdb" and not (places.path_of(url) / "data.mdb").exists():
         raise NotFound(what="store", url=url, why="none here")
     try:

@@ -17,7 +17,7 @@ import lmdb
 from holdfast import codec
 from holdfast.clock import MS, SYSTEM
 from holdfast.errors import HoldfastError, Invalid, NotFound, StoreCorrupt
-from holdfast.store import schema, tuples
+from holdfast.store import access, schema, tuples
 from holdfast.store.engine import check_outcomes, guard_schema, meta_row
 from holdfast.store.pages import Pages, newest
 from holdfast.store.redo import Recovery, forget
@@ -40,6 +40,7 @@ def copy(backend: LmdbBackend, target: Path) -> None:
         raise storage_error(error, target) from error
     try:
         backend.env.copy(str(partial))
+        access.tighten(partial)
         _fill_up(backend, partial / "data.mdb")
         _sync(partial / "data.mdb")
         os.replace(partial, target)
@@ -54,6 +55,7 @@ def restore(source: Path, target: Path) -> int:
 
     An existing store at the target is replaced; nobody may have it open.
     """
+    access.check(source.absolute(), write=False)
     if not (source / "data.mdb").exists():
         raise NotFound(what="backup", path=str(source))
     _check(source)
@@ -63,11 +65,13 @@ def restore(source: Path, target: Path) -> int:
     try:
         partial = _beside(target)
         shutil.copyfile(source / "data.mdb", partial / "data.mdb")
+        access.tighten(partial)
         generation = _renew(partial, above=_generation_of(target))
         _sync(partial / "data.mdb")
         forget(target)
         os.replace(partial / "data.mdb", target / "data.mdb")
         (target / "lock.mdb").unlink(missing_ok=True)
+        access.tighten(target)
         _sync(target)
         return generation
     except (lmdb.Error, OSError) as error:

@@ -29,6 +29,7 @@ from holdfast.errors import (
     StoreReplaced,
     Withdrawn,
 )
+from holdfast.store import access
 from holdfast.store import backup as backups
 from holdfast.store.api import Operation
 from holdfast.store.engine import Answer
@@ -52,6 +53,7 @@ class LmdbStore:
         self.url = f"lmdb:{self.path}"
         self._gone: type[StoreClosed] | type[StoreForked] | None = None
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
+        access.check(self.path)
         if not bootstrap and not (self.path / "data.mdb").exists():
             raise NotFound(what="store", path=str(self.path), why="none here, and bootstrap is off")
         prepare(self.path)

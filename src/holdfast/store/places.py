@@ -23,7 +23,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM, Anchor
 from holdfast.config import KEY_BYTES_MAX, OUTCOMES_KEPT
 from holdfast.errors import BadUrl, Invalid, NotFound
-from holdfast.store import schema, tuples, urls
+from holdfast.store import access, schema, tuples, urls
 from holdfast.store.api import Row
 from holdfast.store.engine import meta_row
 from holdfast.store.memory import MemoryBackend
@@ -90,6 +90,7 @@ def source(url: str, *, patience_s: float = 0.0) -> Place:
     """The place of a store that is there; StoreBusy if somebody has it open for longer than that."""
     if urls.scheme_of(url) == "lmdb":
         path = path_of(url)
+        access.check(path.absolute())
         if not (path / "data.mdb").exists():
             raise NotFound(what="store", path=str(path))
         return LmdbPlace(path, patience_s=patience_s)

@@ -24,6 +24,7 @@ from holdfast import __version__
 from holdfast.clock import MS, SYSTEM, S
 from holdfast.config import WriterLimits
 from holdfast.errors import StoreCorrupt, WriterLost, from_wire
+from holdfast.store import access
 from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of, holds_store, log_file
 
 if TYPE_CHECKING:
@@ -52,6 +53,8 @@ def reach(path: Path, *, bootstrap: bool, limits: WriterLimits) -> tuple[socket.
                 SYSTEM.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, 0.05)
             continue
+        except PermissionError:
+            raise access.denied(path / SOCKET) from None
         except OSError as error:
             trouble = str(error)
             SYSTEM.sleep(pause_s)

@@ -22,10 +22,12 @@ from holdfast.errors import (
     Invalid,
     NetworkFilesystem,
     StoreCorrupt,
+    StoreDenied,
     StoreError,
     StoreFull,
     StoreReadOnly,
 )
+from holdfast.store import access
 from holdfast.store.api import Row
 from holdfast.store.redo import Change, Recovery, Redo, forget
 
@@ -74,6 +76,8 @@ class LmdbBackend:
                     recovery = Recovery(path)
                     with recovery.looking():
                         pass
+                # From here on it is ours: rights first, so that no other account reads what is written next.
+                access.tighten(path)
                 recovery.put_back()
                 _reserve_lock_file(path)
             self.env = lmdb.open(
@@ -87,9 +91,11 @@ class LmdbBackend:
                 max_spare_txns=64,
                 create=not readonly,
                 sync=not logged,
+                mode=access.file_mode(path),
             )
             if recovery is not None:
                 self._take_up(recovery, logged)
+                access.tighten(path)
             self._lock_inode = os.stat(path / "lock.mdb").st_ino
         except (lmdb.Error, OSError) as error:
             raise storage_error(error, path) from None
@@ -262,6 +268,7 @@ def scan(
 
 def prepare(path: Path) -> None:
     """Refuse what cannot hold a store, then make the directory if need be. Changes no file."""
+    access.check(path)
     there = path
     while not there.exists() and there != there.parent:
         there = there.parent
@@ -269,7 +276,7 @@ def prepare(path: Path) -> None:
     if kind in NETWORK_FILESYSTEMS:
         raise NetworkFilesystem(path=str(path), filesystem=kind)
     try:
-        path.mkdir(parents=True, exist_ok=True)
+        access.make_directory(path)
     except (FileExistsError, NotADirectoryError):
         raise Invalid(
             what="store", why="the path is a file, not a directory", path=str(path)
@@ -329,7 +336,9 @@ def storage_error(error: Exception, path: Path) -> HoldfastError:
         or ("Input/output error" in text and _is_full(path))
     ):
         return StoreFull(path=where, why=text)
-    if isinstance(error, lmdb.ReadonlyError) or number in _READ_ONLY or "Read-only" in text:
+    if number in _DENIED or "Permission denied" in text:
+        return denied_below(path)
+    if isinstance(error, lmdb.ReadonlyError) or number == errno.EROFS or "Read-only" in text:
         return StoreReadOnly(path=where, why=text)
     if isinstance(
         error,
@@ -346,9 +355,21 @@ def storage_error(error: Exception, path: Path) -> HoldfastError:
     return StoreError(path=where, why=f"{type(error).__name__}: {text}")
 
 
+def denied_below(path: Path) -> HoldfastError:
+    """The refusal that names what cannot be used: a file of the store, its directory, or one above it."""
+    try:
+        access.check(path)
+    except StoreDenied as error:
+        return error
+    there = path
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    return access.denied(there)
+
+
 def _reserve_lock_file(path: Path) -> None:
     """Give the reader table its disk space now: touching a hole of it on a full disk is SIGBUS."""
-    fd = os.open(path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fd = os.open(path / "lock.mdb", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, access.file_mode(path))
     try:
         os.posix_fallocate(fd, 0, _LOCK_HEADER_BYTES + READERS_MAX * _READER_BYTES)
     finally:
@@ -384,7 +405,7 @@ _LOCK_HEADER_BYTES = 128
 _READER_BYTES = 64
 _MAP_FIXED = 0x10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+_DENIED = (errno.EACCES, errno.EPERM)
 
 
 def _mountinfo() -> str:

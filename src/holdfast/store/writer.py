@@ -31,6 +31,7 @@ from holdfast import __version__, garbage
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
 from holdfast.errors import Busy, HoldfastError, Invalid, StoreBusy, StoreFull, to_wire
+from holdfast.store import access
 from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of, keep_log
 from holdfast.store.engine import STANDS, Answer, Engine, Request
 from holdfast.store.inspection import inspect
@@ -368,7 +369,7 @@ def listen(path: Path) -> socket.socket:
         (path / SOCKET).unlink()
     with directory_of(path) as directory:
         listener.bind(f"{directory}/{SOCKET}")
-    os.chmod(path / SOCKET, 0o600)
+    os.chmod(path / SOCKET, access.file_mode(path))
     listener.listen(1024)
     listener.setblocking(False)
     return listener

@@ -17,6 +17,7 @@ from holdfast.errors import (
     HoldfastError,
     Invalid,
     NotFound,
+    StoreDenied,
     StoreError,
     StoreFull,
     StoreMoved,
@@ -48,8 +49,7 @@ class Unreachable(Busy):
     hint = "the PostgreSQL server does not answer; it is tried again by itself"
 
 
-class Denied(StoreError):
-    code = "store_denied"
+class Denied(StoreDenied):
     hint = (
         "check user, password and privileges of the URL: the role needs CREATE on the schema once"
     )
