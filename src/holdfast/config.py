@@ -102,6 +102,8 @@ COMMIT_TXNS_MAX = 2048
 COMMIT_ROWS_MAX = 50_000
 FRAME_BYTES_MAX = 256 * 1024 * 1024
 TOPICS_MAX = 100_000
+# Topics that a client watches though no thread of it waits for them.
+WATCHED_IDLE_MAX = 1_000
 SCAN_PAGE = 1000
 # Entries of a journal below its checkpoint are packed by so many, or so many bytes, to a segment.
 SEGMENT_ENTRIES = 512

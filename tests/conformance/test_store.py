@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from holdfast.config import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from holdfast.config import KEY_BYTES_MAX, VALUE_BYTES_MAX, WATCHED_IDLE_MAX
 from holdfast.errors import (
     Fenced,
     Invalid,
@@ -18,8 +18,10 @@ from holdfast.errors import (
     Timeout,
     ValueTooLarge,
 )
+from holdfast.store import engine as engines
 from holdfast.store import probe, schema, tuples
 from holdfast.store.api import Guard, Store, Txn
+from holdfast.store.pg import topics as pg_topics
 
 MODULES = ("holdfast.store",)
 
@@ -392,6 +394,32 @@ def test_a_wait_for_several_topics_ends_with_any_of_them(store: Store) -> None:
     since = store.wait(["t", "u"], since, 30)
     assert since > 0
     assert store.wait(["t", "u"], since, 0.1) == since
+
+
+def test_a_topic_that_was_forgotten_meanwhile_misses_no_notification(store: Store) -> None:
+    """So many other topics are waited for that a client watches this one no more."""
+    since = store.wait("t", 0, 0.05)
+    for n in range(WATCHED_IDLE_MAX + 1):
+        store.wait(f"other/{n}", 0, 0.0)
+    store.transact(lambda txn: txn.notify("t"))
+    assert store.wait("t", since, 30) > since
+
+
+def test_a_notification_is_not_missed_when_the_store_forgets_topics(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engines, "TOPICS_MAX", 10)
+    monkeypatch.setattr(pg_topics, "TOPICS_MAX", 10)
+    since = store.wait("t", 0, 0.05)
+    store.transact(lambda txn: txn.notify("t"))
+    for n in range(30):
+        store.transact(put_and_notify, n)
+    assert store.wait("t", since, 30) > since
+
+
+def put_and_notify(txn: Txn, n: int) -> None:
+    txn.put(("n", n), b"x")
+    txn.notify(f"other/{n}")
 
 
 def test_an_aborted_transaction_wakes_nobody(store: Store) -> None:

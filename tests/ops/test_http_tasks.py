@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from holdfast import store as stores
 from holdfast.app.tasks import task
 from holdfast.authority import authority
 from holdfast.clock import S
 from holdfast.ops.http.server import HttpServer
+from holdfast.store.lmdb import LmdbStore
 from holdfast.tasks import checkpoint, coordinator, lease
 from holdfast.tasks.coordinator import New
-from holdfast.tasks.rows import Limits, Spec, counts_of, keys_of
+from holdfast.tasks.rows import QUEUE_TOPICS, Limits, Spec, counts_of, keys_of
 from tests.ops.http_rig import TOKEN, UNIVERSE, Client, Rig, client, request, rig, server
 from tests.process.watch import until
 
@@ -547,3 +550,19 @@ def test_a_server_alone_makes_checkpoints_while_tasks_end(rig: Rig, client: Clie
 def _standing(server: HttpServer) -> int:
     """How many requests wait for a task."""
     return server.busy
+
+
+def test_requests_for_ever_new_queues_make_a_bounded_number_of_topics(tmp_path: Path) -> None:
+    """Each topic that is watched takes memory in the client of the store and in its writer."""
+    with stores.open(tmp_path / "data") as store:
+        assert isinstance(store, LmdbStore)
+        made = Rig(store)
+        try:
+            client = made.client(made.serve())
+            for n in range(30):
+                names = [f"queue-{n}-{more}" for more in range(100)]
+                assert client.lease(queues=names, wait_s=0.05) == []
+        finally:
+            made.close()
+        # One more rings for the server itself.
+        assert 100 <= len(store._link._watches) <= QUEUE_TOPICS + 1

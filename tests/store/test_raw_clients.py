@@ -59,6 +59,12 @@ class Raw:
             self._bodies += self._frames.feed(data)
         return self._bodies.pop(0)
 
+    def topics(self) -> dict[str, int]:
+        """Of the next message that tells of any."""
+        while not (found := decode_to_client(self._body()).topics):
+            pass
+        return found
+
     def answers(self, count: int) -> list[Answer]:
         found: list[Answer] = []
         while len(found) < count:
@@ -66,8 +72,8 @@ class Raw:
         return found
 
 
-def asking(*requests: Request, watch: tuple[str, ...] = ()) -> bytes:
-    return frame(encode([list(requests), list(watch)]))
+def asking(*requests: Request, watch: tuple[str, ...] = (), unwatch: tuple[str, ...] = ()) -> bytes:
+    return frame(encode([list(requests), list(watch), list(unwatch)]))
 
 
 def calling(operation: object, args: tuple[object, ...]) -> list[tuple[str, msgspec.Raw]]:
@@ -149,3 +155,26 @@ def test_one_that_is_called_back_is_told_so(store: LmdbStore) -> None:
     assert told.error is not None
     assert told.error[0] == Withdrawn.code
     assert submitted(store) is State.WAITING
+
+
+def test_the_writer_tells_nothing_of_a_topic_that_is_unwatched(store: LmdbStore) -> None:
+    raw = Raw(store).greet()
+    raw.sock.sendall(asking(watch=("a", "b")))
+    assert raw.topics().keys() == {"a", "b"}
+    raw.sock.sendall(asking(watch=("c",), unwatch=("a", "never watched")))
+    assert raw.topics().keys() == {"c"}
+    store.transact(lambda txn: (txn.notify("a"), txn.notify("b")))
+    assert raw.topics().keys() == {"b"}
+
+
+def test_a_topic_that_is_watched_again_has_the_commit_that_notified_it_meanwhile(
+    store: LmdbStore,
+) -> None:
+    raw = Raw(store).greet()
+    raw.sock.sendall(asking(watch=("a",)))
+    before = raw.topics()["a"]
+    raw.sock.sendall(asking(watch=("b",), unwatch=("a",)))
+    raw.topics()
+    store.transact(lambda txn: txn.notify("a"))
+    raw.sock.sendall(asking(watch=("a",)))
+    assert raw.topics()["a"] > before

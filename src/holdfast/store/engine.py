@@ -138,6 +138,8 @@ class Engine:
         self._clock = clock
         self.commit_no = 0
         self.topics: dict[str, int] = {}
+        # What the commits up to this one notified is known no more.
+        self.topics_forgotten = 0
         # The topics that the last call of `commit`, or of `decide`, notified.
         self.rung: set[str] = set()
         self.standers = Standers()
@@ -370,6 +372,7 @@ class Engine:
         if topics:
             if len(self.topics) > TOPICS_MAX:
                 self.topics.clear()
+                self.topics_forgotten = self.commit_no
             self.topics.update(dict.fromkeys(topics, self.commit_no))
 
     # -- opening -------------------------------------------------------------------------------

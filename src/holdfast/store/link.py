@@ -38,6 +38,7 @@ from holdfast.store.duty import Duty
 from holdfast.store.engine import Answer, Request
 from holdfast.store.future import Completions
 from holdfast.store.reach import is_stopped, kill_exactly, peer_of, reach, reap_children
+from holdfast.store.watches import Watches
 from holdfast.store.wire import (
     Frames,
     Welcome,
@@ -104,7 +105,7 @@ class Link:
         self._sending = Duty(__file__, _SENDING)
         self._reading = Duty(__file__, _READING)
         self._topics: dict[str, int] = {}
-        self._watched: set[str] = set()
+        self._watches = Watches()
         self._sleepers: dict[str, list[threading.Lock]] = {}
         self._frames = Frames()
         self._receiver: threading.Thread | None = None
@@ -342,7 +343,9 @@ class Link:
                 self._wake_next()
             self.completions.wake()
             for topic, commit_no in message.topics.items():
-                self._topics[topic] = commit_no
+                # One that is watched no more may still be told of.
+                if topic in self._watches:
+                    self._topics[topic] = commit_no
                 for sleeper in self._sleepers.pop(topic, ()):
                     _rouse(sleeper)
 
@@ -399,11 +402,18 @@ class Link:
         self, topics: Sequence[str], since: int, timeout: float, call: Call | None = None
     ) -> int:
         """Until a topic is notified, or the time is up; or one that stands has its answer."""
-        fresh = [topic for topic in topics if topic not in self._watched]
-        if fresh:
-            self._watched.update(fresh)
-            self._watch(fresh)
-            self.flush()
+        fresh = self._watches.begin(topics)
+        try:
+            if fresh:
+                self._watch()
+                self.flush()
+            return self._await_news(topics, since, timeout, call)
+        finally:
+            self._watches.end(topics, self._forget)
+
+    def _await_news(
+        self, topics: Sequence[str], since: int, timeout: float, call: Call | None
+    ) -> int:
         deadline_ns = SYSTEM.mono_ns() + int(timeout * S)
         while True:
             if call is not None and call.answer is not None:
@@ -420,12 +430,18 @@ class Link:
                 return since
             self._sleep(topics, last, left, call)
 
-    def _watch(self, topics: list[str]) -> None:
-        with self._sending:
-            self._send_watched(topics)
+    def _forget(self, topic: str) -> None:
+        self._topics.pop(topic, None)
+        self._sleepers.pop(topic, None)
 
-    def _send_watched(self, topics: list[str]) -> None:
-        self._send(frame(encode([[], topics])))
+    def _watch(self) -> None:
+        with self._sending:
+            self._send_watched()
+
+    def _send_watched(self) -> None:
+        watch, unwatch = self._watches.take()
+        if watch or unwatch:
+            self._send(frame(encode([[], watch, unwatch])))
 
     def _heard(self, topics: Sequence[str]) -> int | None:
         """The last commit that notified any of them; None before the writer has said."""
@@ -526,7 +542,8 @@ class Link:
             call.sent_ns = now_ns
         self._give_up([call for call in again if call.resends > RESENDS_MAX])
         again = [call for call in again if call.answer is None]
-        self._send_calls([], list(self._watched))
+        watch, _ = self._watches.take(anew=True)
+        self._send_calls([], watch)
         for at in range(0, len(again), RESENT_TOGETHER):
             self._send_calls(again[at : at + RESENT_TOGETHER])
 

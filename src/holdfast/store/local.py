@@ -99,7 +99,8 @@ class LocalStore:
         deadline_ns = self.clock.mono_ns() + int(timeout * S)
         with self._rung:
             while True:
-                last = max(self.engine.topics.get(one, 0) for one in topics)
+                known, forgotten = self.engine.topics, self.engine.topics_forgotten
+                last = max(known.get(one, forgotten) for one in topics)
                 if last > since:
                     return last
                 if standing is not None and standing.answered:

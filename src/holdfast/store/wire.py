@@ -46,6 +46,7 @@ class Welcome(msgspec.Struct, array_like=True):
 class ToWriter(msgspec.Struct, array_like=True, gc=False):
     requests: list[Request] = []
     watch: list[str] = []
+    unwatch: list[str] = []
 
 
 class ToClient(msgspec.Struct, array_like=True, gc=False):

@@ -277,13 +277,28 @@ class Writer:
         message = decode_to_writer(body)
         for request in message.requests:
             self._work.append((connection, request))
+        for topic in message.unwatch:
+            self._unwatch(connection, topic)
         if message.watch:
             for topic in message.watch:
                 connection.watched.add(topic)
                 self._watchers.setdefault(topic, set()).add(connection)
-                # After a take-over nobody knows when it rang last: say now, they will look again.
-                connection.topics[topic] = self._engine.topics.get(topic, self._born_commit_no)
+                # When it rang last may not be known, as after a take-over: say now, they will look again.
+                connection.topics[topic] = self._engine.topics.get(topic, self._rung_before())
             self._reply(connection)
+
+    def _rung_before(self) -> int:
+        """The last commit of which it is not known what it notified."""
+        return max(self._born_commit_no, self._engine.topics_forgotten)
+
+    def _unwatch(self, connection: Connection, topic: str) -> None:
+        connection.watched.discard(topic)
+        connection.topics.pop(topic, None)
+        watchers = self._watchers.get(topic)
+        if watchers is not None:
+            watchers.discard(connection)
+            if not watchers:
+                del self._watchers[topic]
 
     def _greet(self, connection: Connection, body: bytes) -> None:
         hello = decode_hello(body)
@@ -354,11 +369,8 @@ class Writer:
         for name in connection.standing:
             self._engine.standers.remove(name)
             del self._standers[name]
-        for topic in connection.watched:
-            watchers = self._watchers[topic]
-            watchers.discard(connection)
-            if not watchers:
-                del self._watchers[topic]
+        for topic in list(connection.watched):
+            self._unwatch(connection, topic)
         self._epoll.unregister(connection.sock)
         connection.sock.close()
 

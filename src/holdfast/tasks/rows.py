@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import Any
+from zlib import crc32
 
 import msgspec
 
@@ -38,6 +39,7 @@ PLACES = ("ready", "suspect", "parked", "stray", "delayed", "blocked")
 
 
 TASK_TOPICS = 256
+QUEUE_TOPICS = 512
 # Kinds of hands: threads, an event loop, processes.
 THREAD, LOOP, PROCESS = KINDS = range(3)
 
@@ -194,11 +196,13 @@ class Keys:
         return f"tasks/{self.universe}/worker/{worker}"
 
     def queue_topic(self, queue: str) -> str:
-        return f"tasks/{self.universe}/queue/{queue}"
+        """Rings when one of some queues, this one among them, has work. Requests over HTTP name any queue,
+        and each topic takes memory in the client and in the writer, so their number is bounded."""
+        bucket = crc32(queue.encode(errors="surrogatepass")) % QUEUE_TOPICS
+        return f"tasks/{self.universe}/queue/{bucket}"
 
     def task_topic(self, seq: int) -> str:
-        """Rings when one of some tasks, this one among them, has ended. Topics are never forgotten by
-        those who watch them, so there is a bounded number of them."""
+        """Rings when one of some tasks, this one among them, has ended: a bounded number of topics."""
         return self._task_topics[seq % len(self._task_topics)]
 
 
