@@ -26,7 +26,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.adapters import agent as agents
-from holdfast.adapters.tmux import Tmux
+from holdfast.adapters.tmux import lock_path
 from tests.process.watch import until
 from tests.processes import ROOT
 
@@ -120,7 +120,9 @@ class TmuxServer:
         home = Path(os.environ.get("TMUX_TMPDIR", "/tmp"))
         (home / f"tmux-{os.getuid()}" / self.socket).unlink(missing_ok=True)
         for n in range(PANES_MAX):
-            Tmux(self.socket).lock_path(f"%{n}").unlink(missing_ok=True)
+            lock_path(str(home / f"tmux-{os.getuid()}" / self.socket), f"%{n}").unlink(
+                missing_ok=True
+            )
 
 
 @contextlib.contextmanager

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import stat
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
 from holdfast.adapters import agent as adapter
-from holdfast.adapters.agent import TEXT_BYTES_MAX, Sent, Typist, check_text, marked
+from holdfast.adapters.agent import TEXT_BYTES_MAX, Sent, Typist, check_start, check_text, marked
 from holdfast.adapters.errors import Unavailable
-from holdfast.adapters.tmux import Tmux
+from holdfast.adapters.tmux import Tmux, lock_path
 from holdfast.authority.dispatch import mark_of
 from holdfast.authority.outcome import DispatchOutcomeReason as Why
 from holdfast.authority.outcome import WorkerCli
@@ -270,13 +272,78 @@ def test_a_tmux_that_refuses_is_a_failed_send(
     assert agent.submitted == []
 
 
-def test_a_pane_that_cannot_be_locked_is_a_failed_send(
-    tmux: TmuxServer, typist: Typist, monkeypatch: pytest.MonkeyPatch
+def test_a_pane_that_cannot_be_locked_is_a_failed_send(tmux: TmuxServer, typist: Typist) -> None:
+    agent = tmux.agent("worker")
+    lock = lock_of(tmux)
+    lock.mkdir()
+    try:
+        assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.SEND_FAILED
+        assert agent.submitted == []
+    finally:
+        lock.rmdir()
+
+
+def lock_of(tmux: TmuxServer, socket: str = "") -> Path:
+    server = Tmux(socket or tmux.socket)
+    found = server.pane("worker")
+    assert found is not None
+    return server.lock_path(found)
+
+
+def test_the_lock_of_a_pane_lies_where_no_other_user_can_hold_it(
+    tmux: TmuxServer, typist: Typist
 ) -> None:
     agent = tmux.agent("worker")
-    monkeypatch.setattr("tempfile.tempdir", "/nowhere")
-    assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.SEND_FAILED
-    assert agent.submitted == []
+    assert typist.send("worker", "hello", CLAUDE, MARK).reason is Why.CONFIRMED
+    lock = lock_of(tmux)
+    assert lock.exists()
+    assert stat.S_IMODE(lock.parent.stat().st_mode) == 0o700
+    assert lock.parent.stat().st_uid == os.getuid()
+    assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+    agent.expect(marked("hello", MARK))
+
+
+def test_a_server_has_one_lock_by_its_name_and_by_its_path(tmux: TmuxServer) -> None:
+    agent = tmux.agent("worker")
+    path = tmux.run("display-message", "-p", "-t", agent.pane_id, "#{socket_path}").strip()
+    assert lock_of(tmux) == lock_of(tmux, path)
+
+
+@pytest.fixture
+def elsewhere(tmux: TmuxServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The socket of the pane's server lies in a directory that is open to others."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    shared.chmod(0o777)
+    return shared / "socket"
+
+
+def test_where_a_socket_lies_in_the_open_locks_have_a_directory_of_their_own(
+    elsewhere: Path, tmp_path: Path
+) -> None:
+    lock = lock_path(str(elsewhere), "%0")
+    own = tmp_path / f"holdfast-{os.getuid()}"
+    assert lock.parent == own
+    assert stat.S_IMODE(own.stat().st_mode) == 0o700
+    assert lock_path(str(elsewhere), "%1") != lock
+
+
+@pytest.mark.parametrize("squat", ["open", "link", "file"])
+def test_a_directory_of_locks_that_is_not_closed_is_refused(
+    elsewhere: Path, tmp_path: Path, squat: str
+) -> None:
+    own = tmp_path / f"holdfast-{os.getuid()}"
+    if squat == "open":
+        own.mkdir()
+        own.chmod(0o777)
+    elif squat == "link":
+        (tmp_path / "other").mkdir(mode=0o700)
+        own.symlink_to(tmp_path / "other")
+    else:
+        own.write_text("")
+    with pytest.raises(PermissionError):
+        lock_path(str(elsewhere), "%0")
 
 
 def test_a_pane_that_another_types_into_for_long_is_busy(
@@ -284,7 +351,9 @@ def test_a_pane_that_another_types_into_for_long_is_busy(
 ) -> None:
     agent = tmux.agent("worker")
     monkeypatch.setattr(adapter, "LOCK_S", 0.2)
-    with typist._alone(agent.pane_id), pytest.raises(Unavailable) as error:
+    found = Tmux(tmux.socket).pane("worker")
+    assert found is not None
+    with typist._alone(found), pytest.raises(Unavailable) as error:
         Typist(Tmux(tmux.socket)).send("worker", "hello", CLAUDE, MARK)
     assert error.value.retryable
     assert agent.submitted == []
@@ -321,6 +390,23 @@ def test_a_line_break_is_text_to_an_agent_and_a_key_elsewhere(text: str) -> None
     check_text(text, CODEX)
     with pytest.raises(Invalid):
         check_text(text, OTHER)
+
+
+@pytest.mark.parametrize(
+    "text", ["!id", "/clear", "# note", "  !id", "\n\t/clear", "&task", "!", "/"]
+)
+def test_a_text_that_an_agent_takes_for_a_command_is_refused(text: str) -> None:
+    for cli in (CLAUDE, CODEX):
+        with pytest.raises(Invalid) as error:
+            check_start(text, cli)
+        assert error.value.fields["found"] == text.lstrip()[0]
+    check_start(text, OTHER)
+
+
+@pytest.mark.parametrize("text", ["a !b", "a\n/b", "a\n# b", "(!)", "[holdfast] x", "-x", "$x"])
+def test_a_text_with_such_a_character_behind_its_start_is_typed(text: str) -> None:
+    for cli in WorkerCli:
+        check_start(text, cli)
 
 
 def test_a_text_has_a_bound() -> None:

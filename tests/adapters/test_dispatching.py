@@ -95,6 +95,20 @@ def test_a_text_that_the_pane_shows_is_delivered(
     agent.expect_texts(marked("hello", mark_of("r1")))
 
 
+def test_a_command_of_the_agent_is_typed_only_where_it_is_meant(
+    tmux: TmuxServer, dispatching: Dispatching, store: Store
+) -> None:
+    agent = tmux.agent("worker")
+    with pytest.raises(Invalid):
+        dispatching.run(request(tmux, text="!id"))
+    name_leader(store, U, pane="worker", socket=tmux.socket)
+    with pytest.raises(Invalid):
+        dispatching.run(request(tmux, "leader", text="!id", cli=WorkerCli.OTHER))
+    meant = request(tmux, text="/clear", commands=True, request_id="r2")
+    assert dispatching.run(meant).status == "delivered"
+    agent.expect_texts(marked("/clear", mark_of("r2")))
+
+
 def test_with_acknowledge_it_stays_notified_until_the_agent_says_so(
     tmux: TmuxServer, dispatching: Dispatching, store: Store
 ) -> None:

@@ -27,7 +27,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from holdfast.adapters.errors import Unavailable
-from holdfast.adapters.tmux import Tmux, TmuxFailed, View, in_front, target_of
+from holdfast.adapters.tmux import PaneState, Tmux, TmuxFailed, View, in_front, target_of
 from holdfast.authority.dispatch import MARK_CHARS
 from holdfast.authority.outcome import DispatchOutcomeReason, WorkerCli
 from holdfast.clock import SYSTEM, Clock, S
@@ -50,6 +50,8 @@ WIPE = "C-u"
 
 # A prompt that is typed to one of these is run as a command.
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "fish", "ksh", "mksh", "ash", "csh", "tcsh"})
+# At the start of a prompt agents take these for a command: a shell's, their own, a note, another place.
+COMMANDS = "!/#&"
 # What a terminal obeys instead of showing; a line break and a tab are text.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029]")
 _UNSEEN = re.compile(r"[^0-9A-Za-z]+")
@@ -98,22 +100,22 @@ class Typist:
             found = self._tmux.pane(target)
             if found is None or found.dead:
                 return Sent(DispatchOutcomeReason.TARGET_MISSING, f"nothing runs at {target}")
-            with self._alone(found.pane_id) as tmux:
+            with self._alone(found) as tmux:
                 typing = _Typing(tmux, self._clock, found.pane_id, cli, mark, dropped)
                 return typing.run(text, begin)
         except (TmuxFailed, Timeout, OSError) as error:
             return Sent(DispatchOutcomeReason.SEND_FAILED, str(error))
 
     @contextlib.contextmanager
-    def _alone(self, pane_id: str) -> Iterator[Tmux]:
+    def _alone(self, pane: PaneState) -> Iterator[Tmux]:
         """Nobody else on this machine types into the pane meanwhile, not even if we are killed and
         one of our keys is still on its way: the command that carries it holds the lock, too."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        held = os.open(self._tmux.lock_path(pane_id), flags, 0o600)
+        held = os.open(self._tmux.lock_path(pane), flags, 0o600)
         try:
             if not _locked(held):
                 if not _until(self._clock, lambda: _locked(held), LOCK_S):
-                    raise Unavailable(what="pane", pane=pane_id, why="another types there")
+                    raise Unavailable(what="pane", pane=pane.pane_id, why="another types there")
                 # It may have died a moment ago: what it typed last is yet to be seen.
                 self._clock.sleep(PRESS_PAUSE_S)
             yield self._tmux.keeping(held)
@@ -243,6 +245,17 @@ def check_text(text: str, cli: WorkerCli) -> None:
         raise Invalid(what="text", why="half a character")
     if not cli.takes_lines and re.search(r"[\n\t]", text):
         raise Invalid(what="text", why="a line break or a tab is a key to this program, not text")
+
+
+def check_start(text: str, cli: WorkerCli) -> None:
+    """Refuse a prompt that the agent would take for a command. `!rm -rf .` is run by a shell there."""
+    start = text.lstrip()[:1]
+    if cli is not WorkerCli.OTHER and start in COMMANDS:
+        raise Invalid(
+            what="text",
+            found=start,
+            why=f"{cli.value} takes it for a command: begin with a word, or set the option commands",
+        )
 
 
 def marker(mark: str) -> str:

@@ -17,7 +17,7 @@ from hashlib import sha256
 
 import msgspec
 
-from holdfast.adapters.agent import Sent, Typist, check_text
+from holdfast.adapters.agent import Sent, Typist, check_start, check_text
 from holdfast.adapters.errors import NotInstalled
 from holdfast.adapters.tmux import Tmux, target_of
 from holdfast.authority import panes
@@ -61,6 +61,8 @@ class Request:
     # The agent will say that it has it (`holdfast dispatch deliver`).
     acknowledge: bool = False
     tries_max: int = TRIES
+    # The text may be a command of the agent.
+    commands: bool = False
     metadata: dict[str, str]
 
     def check(self) -> None:
@@ -138,6 +140,9 @@ class Dispatching:
     def run(self, request: Request, dropped: Callable[[], bool] = lambda: False) -> Dispatched:
         """The request has been notified; or an error that says whether to come back."""
         request.check()
+        # Not in `check`: a reducer gets it as a receipt, for the text may come from anywhere.
+        if not request.commands and request.target != panes.LEADER:
+            check_start(request.text, request.cli)
         record = self.log.request(
             request.request_id,
             request.target,
@@ -205,6 +210,8 @@ class Dispatching:
                 return _leader_missing("nobody named the leader's pane")
             target, cli, socket = pane.target, WorkerCli.named(pane.cli), pane.socket
             check_text(request.text, cli)
+            if not request.commands:
+                check_start(request.text, cli)
         try:
             typist = Typist(self._server(socket), self._clock)
             sent = typist.send(

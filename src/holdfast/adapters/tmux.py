@@ -10,10 +10,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import os
 import re
 import shlex
+import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -47,7 +49,10 @@ _FIELDS = (
 _FORMAT = " ".join(
     [
         *(f"#{{{field}}}" for field in _FIELDS),
-        *(f"=#{{q:{field}}}" for field in ("session_name", "window_name", "pane_current_command")),
+        *(
+            f"=#{{q:{field}}}"
+            for field in ("session_name", "window_name", "pane_current_command", "socket_path")
+        ),
     ]
 )
 
@@ -77,6 +82,8 @@ class PaneState:
     window_active: bool
     number: str
     active: bool
+    # The socket of its server, as the server names it.
+    server: str = ""
 
 
 class View(NamedTuple):
@@ -103,10 +110,9 @@ class Tmux:
         kept._kept = files
         return kept
 
-    def lock_path(self, pane_id: str) -> Path:
-        """The file that whoever types into a pane has locked. It stays: one for each pane there was."""
-        name = sha256(f"{self.socket}\n{pane_id}".encode()).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"holdfast-pane-{os.getuid()}-{name}.lock"
+    def lock_path(self, pane: PaneState) -> Path:
+        """The file that the typist of a pane has locked."""
+        return lock_path(pane.server, pane.pane_id)
 
     def pane(self, target: str) -> PaneState | None:
         """The pane that is meant; None when it is not there."""
@@ -180,6 +186,17 @@ class Tmux:
         return done.stdout.decode("utf-8", "replace")
 
 
+def lock_path(server: str, pane_id: str) -> Path:
+    """The lock file of a pane. It stays: one for each pane there was.
+
+    It lies in a directory that is closed to other users, so that none of them can hold it. One server
+    has one file for a pane, by whatever name or path the server is asked for.
+    """
+    socket = Path(server).resolve()
+    name = sha256(f"{socket}\n{pane_id}".encode()).hexdigest()[:16]
+    return _own_directory(socket.parent) / f"holdfast-pane-{name}.lock"
+
+
 def in_front(found: PaneState) -> frozenset[str]:
     """The names of all programs that have the pane's terminal: an agent may have been started by a
     script, and then tmux tells of its shell alone."""
@@ -227,10 +244,10 @@ def _state_of(line: str) -> PaneState:
         told = shlex.split(line)
     except ValueError:
         told = []
-    if len(told) != len(_FIELDS) + 3:
+    if len(told) != len(_FIELDS) + 4:
         raise TmuxFailed(command="list-panes", said=f"not understood: {line[:ERROR_CHARS_MAX]}")
     given = dict(zip(_FIELDS, told, strict=False))
-    session, window, command = (word[1:] for word in told[len(_FIELDS) :])
+    session, window, command, server = (word[1:] for word in told[len(_FIELDS) :])
     return PaneState(
         pane_id=given["pane_id"],
         dead=given["pane_dead"] == "1",
@@ -243,6 +260,33 @@ def _state_of(line: str) -> PaneState:
         number=given["pane_index"],
         active=given["pane_active"] == "1",
         command=command,
+        server=server,
+    )
+
+
+def _own_directory(of_server: Path) -> Path:
+    """The server's own directory, which tmux keeps closed; or, where its socket lies elsewhere, one of
+    this user."""
+    if _closed(of_server):
+        return of_server
+    own = Path(tempfile.gettempdir()) / f"holdfast-{os.getuid()}"
+    with contextlib.suppress(FileExistsError):
+        own.mkdir(mode=0o700)
+    if not _closed(own):
+        raise PermissionError(f"{own} must be a directory of uid {os.getuid()} with mode 0700")
+    return own
+
+
+def _closed(directory: Path) -> bool:
+    """Whether a directory is this user's and no other user may enter it."""
+    try:
+        found = directory.lstat()
+    except OSError:
+        return False
+    return (
+        stat.S_ISDIR(found.st_mode)
+        and found.st_uid == os.getuid()
+        and not stat.S_IMODE(found.st_mode) & 0o077
     )
 
 

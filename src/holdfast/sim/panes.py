@@ -55,8 +55,8 @@ class SimTmux(Tmux):
         self._room = room
         self._life = life
 
-    def lock_path(self, pane_id: str) -> Path:
-        return Path(self._room.locks.name) / pane_id
+    def lock_path(self, pane: PaneState) -> Path:
+        return Path(self._room.locks.name) / pane.pane_id
 
     def keeping(self, *files: int) -> SimTmux:
         return self

@@ -64,6 +64,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     acknowledge: bool = False
     # How often a text is typed that no pane confirms.
     tries_max: int = TRIES
+    # The text may begin with `!`, `/`, `#` or `&`, which an agent takes for a command.
+    commands: bool = False
     metadata: dict[str, str] = {}
 
 
@@ -115,6 +117,7 @@ class Dispatch(Effect[[str, str, str, Any], Dispatched]):
             socket=options.socket or self._socket,
             acknowledge=options.acknowledge,
             tries_max=options.tries_max,
+            commands=options.commands,
             metadata={**options.metadata, **metadata},
         )
 
