@@ -9,6 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
+import holdfast
 from tests import tidy_rules as rules
 from tests.tidy_rules import EXTRA_IMPORTS, EXTRA_MODULES, ROOT, Layers, Module
 
@@ -323,3 +324,59 @@ def test_modules_are_named_for_a_noun() -> None:
 def test_a_vague_name_is_caught(name: str) -> None:
     assert_caught(rules.name_breaches, f"holdfast.store.{name}", "")
     assert_caught(rules.name_breaches, f"holdfast.{name}.lease", "")
+
+
+# --- pages --------------------------------------------------------------------------------------
+
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
+PUBLIC = frozenset(holdfast.__all__)
+PAGES = ["README.md", *(str(page.relative_to(ROOT)) for page in sorted(ROOT.glob("docs/**/*.md")))]
+
+
+def test_every_part_that_the_architecture_names_exists() -> None:
+    assert rules.missing_part_breaches(ARCHITECTURE) == []
+    assert rules.missing_layer_part_breaches(ARCHITECTURE, MODULES, PUBLIC) == []
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "| a thing | `store/nothing.py` |",
+        "| a thing | `store/redo.py`, `nothing.py` |",
+        "| a thing | `nothing/` |",
+        "    world     send → world/nothing: drain",
+        "| `tests/nothing/` | what it holds |",
+    ],
+)
+def test_a_path_that_leads_nowhere_is_caught(line: str) -> None:
+    assert len(rules.missing_part_breaches(f"text\n{line}\n")) == 1
+
+
+def test_paths_beside_each_other_and_in_flows_are_followed() -> None:
+    line = "| `store/pg/engine.py` on `session.py`; `sinks` | roles/doing and `tests/chaos/` |"
+    assert rules.missing_part_breaches(line) == []
+
+
+@pytest.mark.parametrize("part", ["shell", "spark.run", "flow"])
+def test_a_part_of_a_layer_that_does_not_exist_is_caught(part: str) -> None:
+    block = f"```layers\nadapters  # the shipped effects: http, {part}\nerrors\n```\n"
+    assert rules.missing_layer_part_breaches(block, MODULES, PUBLIC) == [
+        f"ARCHITECTURE.md:2: there is no {part} in adapters"
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_links_of_a_page_lead_somewhere_and_are_listed_once(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert rules.link_breaches(text, (ROOT / page).parent, page) == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[a page](docs/nothing.md)",
+        "- [docs/tasks.md](docs/tasks.md): one\n- [docs/tasks.md](docs/tasks.md): two\n",
+    ],
+)
+def test_a_dead_link_or_a_page_that_is_listed_twice_is_caught(text: str) -> None:
+    assert len(rules.link_breaches(text)) == 1

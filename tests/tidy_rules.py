@@ -403,3 +403,67 @@ def docstring_breaches(module: Module) -> list[str]:
 def name_breaches(module: Module) -> list[str]:
     vague = VAGUE_NAMES.intersection(module.name.split("."))
     return [module.breach(1, f"{name}: name the noun it owns") for name in sorted(vague)]
+
+
+# --- pages --------------------------------------------------------------------------------------
+
+_CODE = re.compile(r"`([^`\s]+)`")
+_PATH = re.compile(r"(?<![\w/.`])([a-z_]+/[a-z_/]+)\b")
+_LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+_LISTED = re.compile(r"^- \[[^\]]*\]\(([^)\s]+)\)", re.MULTILINE)
+
+
+def missing_part_breaches(text: str, root: Path = ROOT, page: str = "ARCHITECTURE.md") -> list[str]:
+    """Paths of a page that lead nowhere: in code font, or `directory/module` in its flows.
+
+    A path is below the root, the package or the tests, or below the directory of the path before it
+    on the same line: `store/pg/engine.py`, `session.py`.
+    """
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        near = [root, root / "src", root / "src" / PACKAGE, root / "tests"]
+        named = [one for one in _CODE.findall(line) if "/" in one or one.endswith(".py")]
+        named += _PATH.findall(_CODE.sub("", line))
+        for name in named:
+            at = _place(name, near)
+            if at is None:
+                found.append(f"{page}:{number}: there is no {name}")
+            else:
+                near.insert(0, at if at.is_dir() else at.parent)
+    return found
+
+
+def missing_layer_part_breaches(
+    text: str, modules: Iterable[Module], public: frozenset[str], page: str = "ARCHITECTURE.md"
+) -> list[str]:
+    """Parts that the layers' block lists behind a colon and that are neither a module of the layer nor
+    a public name."""
+    names = {module.name for module in modules}
+    found = []
+    block = text.partition("```layers\n")[2].partition("```")[0]
+    first = text.partition("```layers\n")[0].count("\n") + 2
+    for number, line in enumerate(block.splitlines(), start=first):
+        layer, _, comment = line.partition("#")
+        for part in comment.partition(":")[2].split(","):
+            word = part.strip().replace(" ", "_")
+            module = f"{PACKAGE}.{layer.strip()}.{word}"
+            if word and module not in names and word not in public:
+                found.append(f"{page}:{number}: there is no {part.strip()} in {layer.strip()}")
+    return found
+
+
+def link_breaches(text: str, root: Path = ROOT, page: str = "README.md") -> list[str]:
+    """Links of a page that lead nowhere, and entries of its lists that are there twice."""
+    links = [link for link in _LINK.findall(text) if "://" not in link]
+    found = [f"{page}: there is no {link}" for link in links if not (root / link).exists()]
+    listed = _LISTED.findall(text)
+    twice = sorted({entry for entry in listed if listed.count(entry) > 1})
+    return [*found, *(f"{page}: {entry} is listed twice" for entry in twice)]
+
+
+def _place(name: str, near: list[Path]) -> Path | None:
+    for directory in near:
+        for path in (directory / name, directory / f"{name}.py"):
+            if path.exists():
+                return path
+    return None
