@@ -214,6 +214,14 @@ def test_renewing_extends_from_now(rig: Rig, ada: str) -> None:
     assert again.expires_ns == pytest.approx(renewed.expires_ns, abs=100)
     shorter = service.renew_lease(rig.store, UNIVERSE, ada, WORKER, lease.epoch, ttl_s=1)
     assert shorter == again
+    wrong = [("other", lease.epoch), (WORKER, lease.epoch + 1), (WORKER, lease.epoch - 1)]
+    for worker, epoch in wrong:
+        assert_refused(rig, Fenced, service.renew_lease, rig.store, UNIVERSE, ada, worker, epoch)
+    # Both were current, and are not any more once another has taken over.
+    rig.later(11)
+    taken = service.acquire_lease(rig.store, UNIVERSE, ada, WORKER, "2", ttl_s=10)
+    assert taken.epoch == lease.epoch + 1
+    assert_refused(rig, Fenced, service.renew_lease, rig.store, UNIVERSE, ada, WORKER, lease.epoch)
 
 
 @pytest.mark.parametrize(

@@ -14,13 +14,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from holdfast.authority import readiness
+from holdfast.authority import authority, readiness
 from holdfast.authority.lease import AuthorityLease, State
 from holdfast.authority.readiness import Facts, Reason, Trouble, derive_readiness
 from holdfast.clock import S, SimClock
+from holdfast.durable.lease import Lease
 from holdfast.errors import AlreadyHeldByOther, Fenced, NotHeld, OwnerMismatch
 from holdfast.roles.readiness import look
 from holdfast.store.api import Store
+from tests.at_once import at_once
 from tests.authority.rig import (
     TTL,
     U,
@@ -58,11 +60,17 @@ def store(request: pytest.FixtureRequest, tmp_path: Path, clock: SimClock) -> It
 
 @pytest.mark.spec("000", "Authority", "at no time do two lead")
 def test_of_many_who_ask_one_leads(store: Store) -> None:
-    first = acquire(store, "a")
-    for other in "bcd":
-        with pytest.raises(AlreadyHeldByOther):
-            acquire(store, other)
+    # All of them in one batch, each without knowing of the others.
+    answers = at_once(store, authority.acquire, [(U, one, "1", TTL) for one in "abcdef"])
+    [first] = [answer for answer in answers if isinstance(answer, Lease)]
+    refusals = [answer for answer in answers if answer is not first]
+    assert [type(refusal) for refusal in refusals] == [AlreadyHeldByOther] * 5
+    for other in "abcdef":
+        if other != first.worker:
+            with pytest.raises(AlreadyHeldByOther):
+                acquire(store, other)
     lead(store, first)
+    assert [kind for kind, *_ in story(store)] == ["acquired"]
 
 
 @pytest.mark.spec("000", "Authority", "a lease names its owner, itself, and the time it ends")

@@ -6,6 +6,12 @@ every operation of every test here the rows are verified against the log and cou
 
 from __future__ import annotations
 
+import ast
+import importlib
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -13,13 +19,14 @@ from random import Random
 import pytest
 
 from holdfast import clock as clocks
+from holdfast import codec
 from holdfast.authority import workers
 from holdfast.clock import S, SimClock
 from holdfast.durable import journal
 from holdfast.errors import HoldfastError, IllegalTransition, Invalid, NotFound, StoreFull
-from holdfast.store.api import Txn
+from holdfast.store.api import Operation, Txn
 from holdfast.store.local import LocalStore
-from holdfast.store.memory import MemoryBackend
+from holdfast.store.memory import MemoryBackend, MemoryTxn
 from holdfast.store.rows import LmdbBackend
 from holdfast.tasks import board, records, recount, verify
 from holdfast.tasks import coordinator as tasks
@@ -42,6 +49,7 @@ from holdfast.tasks.states import TABLE, Event, State
 from tests.durable.conftest import SIMULATED
 from tests.tasks.histories import History
 from tests.tasks.rig import KEYS, LEASE_NS, UNIVERSE, Desk, logged, singles
+from tests.tidy_rules import ROOT, Module, package_modules
 
 MODULES = ("holdfast.tasks.coordinator", "holdfast.tasks.board", "holdfast.tasks.decision")
 
@@ -104,6 +112,59 @@ def test_there_are_eight_kinds_of_records_and_no_other() -> None:
         "TaskCreated", "LeaseGranted", "LeaseExtended", "LeaseExpired",
         "TaskCompleted", "TaskFailed", "TaskCancelled", "TaskDead",
     }  # fmt: skip
+    # The operations of this package are the coordinator's, and those that write checkpoints of its log.
+    found = {
+        member
+        for module in package_modules()
+        if module.name.startswith("holdfast.tasks.")
+        for member in vars(importlib.import_module(module.name)).values()
+        if isinstance(member, Operation)
+    }
+    coordinators = {one for one in vars(tasks).values() if isinstance(one, Operation)}
+    beside = {one.name.partition(":")[0] for one in found - coordinators}
+    assert beside <= {"holdfast.tasks.checkpoint"} | RETENTION
+    assert {"submit", "lease", "extend", "settle", "cancel", "redrive"} <= {
+        one.name.partition(":")[2] for one in coordinators
+    }
+
+
+# Modules of this package whose operations remove rows of tasks that ended.
+RETENTION = {"holdfast.tasks.retention"}
+WRITES = {"put", "delete", "add", "append", "set_all"}
+
+
+@pytest.mark.spec("003", PRINCIPLE, "the coordinator's operations are the only writers of tasks")
+def test_no_other_part_writes_into_the_space_of_tasks() -> None:
+    writers = []
+    for module in package_modules():
+        if module.name.startswith(("holdfast.tasks.", "holdfast.sim.")):
+            continue
+        for call in ast.walk(module.tree):
+            if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute):
+                told = ast.unparse(call)
+                names_tasks = "Space.TASK" in told or TASK_KEYS.search(told)
+                if call.func.attr in WRITES and names_tasks and imports_tasks(module):
+                    writers.append(f"{module.name}:{call.lineno}: {told}")
+    assert writers == []
+    planted = Module(
+        "x", "from holdfast.tasks.rows import keys_of\ntxn.put(keys.statuses + s, b'')"
+    )
+    [call] = [one for one in ast.walk(planted.tree) if isinstance(one, ast.Call)]
+    assert TASK_KEYS.search(ast.unparse(call)), "a writer would be seen"
+    assert imports_tasks(planted)
+
+
+TASK_KEYS = re.compile(r"\b_?[Kk](EYS|eys)\w*(\(.*\))?\.(" + "|".join(vars(KEYS)) + r")\b")
+
+
+def imports_tasks(module: Module) -> bool:
+    return (
+        any(
+            one.target == "holdfast.tasks.rows" and {"Keys", "keys_of"} & set(one.names)
+            for one in module.imports
+        )
+        or "Space.TASK" in module.source
+    )
 
 
 @pytest.mark.spec("003", PRINCIPLE, "all of it goes through one log, in one order")
@@ -153,9 +214,49 @@ def test_a_replay_is_what_the_rows_were_at_every_height(seed: int) -> None:
 @pytest.mark.spec(
     "003", TASK, "the same records give the same board, however often they are replayed"
 )
-def test_a_replay_is_deterministic() -> None:
+def test_a_replay_is_deterministic(tmp_path: Path) -> None:
     desk = memory_desk(7, 100)
-    assert desk.board().tasks == desk.board().tasks
+    expected = desk.board().tasks
+    assert desk.board().tasks == expected
+    assert logged(desk.rows()) == logged({seq: expected[seq] for seq in desk.rows()})
+    # The same in other processes: other hashes, another time, another random generator.
+    log = tmp_path / "log"
+    log.write_bytes(codec.pack(desk.store.read(entry_bodies)))
+    for hash_seed in ("0", "1", "77"):
+        told = subprocess.run(
+            [sys.executable, "-c", REPLAY_AGAIN, str(log), hash_seed],
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert told.stdout.strip() == digest_of(expected)
+
+
+def entry_bodies(txn: Txn) -> list[bytes]:
+    head = journal.head(txn, KEYS.subject)
+    return [e.body for e in journal.read(txn, KEYS.subject, head.floor, head.height + 1, 10_000)]
+
+
+def digest_of(found: dict[int, Status]) -> str:
+    return codec.digest(codec.pack([[seq, found[seq]] for seq in sorted(found)])).hex()
+
+
+REPLAY_AGAIN = """
+import pathlib, random, sys, time
+now = int(sys.argv[2]) * 86_400
+time.time, time.time_ns, time.monotonic_ns = lambda: now, lambda: now * 10**9, lambda: now
+random.seed(now)
+from holdfast import codec
+from holdfast.tasks import records
+from holdfast.tasks.board import Board
+from tests.spec.test_003_coordinator import digest_of
+from tests.tasks.rig import singles
+bodies = codec.unpack(pathlib.Path(sys.argv[1]).read_bytes())
+log = [record for body in bodies for record in singles(records.decode(body))]
+print(digest_of(Board().replay(log).tasks))
+"""
 
 
 @pytest.mark.spec("003", LEASE, "a lease has an id, a task, a worker and a time when it ends")
@@ -751,25 +852,70 @@ def test_a_refused_batch_has_no_effect(desk: Desk) -> None:
 @pytest.mark.parametrize("name", list(DECISIONS))
 def test_a_decision_is_one_commit(name: str) -> None:
     clock = SimClock()
-    desk = Desk(LocalStore("memory:", MemoryBackend(), clock), clock)
+    backend = WatchedBackend()
+    desk = Desk(LocalStore("memory:", backend, clock), clock)
     desk.submit(b"a", b"b", b"c")
     [grant] = desk.lease(1)
     desk.cancel(3)
     height = len(desk.entries())
+    backend.committed.clear()
     DECISIONS[name](desk, grant)
-    # The desk has compared rows and log right after it; here: it was a single entry.
+    # The desk has compared rows and log right after it; here: it was a single entry and commit.
     assert len(desk.entries()) == height + 1
+    assert len(backend.committed) == 1
+
+
+class WatchedBackend(MemoryBackend):
+    """Keeps the rows as each commit left them: what another reader could have seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.committed: list[dict[bytes, bytes]] = []
+
+    def begin(self) -> WatchedTxn:
+        return WatchedTxn(self)
+
+
+class WatchedTxn(MemoryTxn):
+    def commit(self) -> None:
+        super().commit()
+        backend = self._backend
+        assert isinstance(backend, WatchedBackend)
+        backend.committed.append(dict(backend.rows))
 
 
 @pytest.mark.spec(
     "003", ATOMIC, "a grant is never seen half: leased with its lease, or waiting without"
 )
-def test_nothing_between_waiting_and_leased(desk: Desk) -> None:
-    desk.submit(*[b"x"] * 50)
+def test_nothing_between_waiting_and_leased() -> None:
+    clock = SimClock()
+    backend = WatchedBackend()
+    desk = Desk(LocalStore("memory:", backend, clock), clock)
+    # A run of plain tasks, and tasks with a row of their own.
+    desk.submit(*[b"x"] * 25)
+    desk.submit(*[New(b"x", key=f"k{n}") for n in range(25)])
     for _ in range(10):
         desk.lease(5)
-        for status in desk.rows().values():
-            assert (status.state == State.LEASED) == bool(status.lease and status.worker)
+    assert desk.counts().leased == 50
+    leased = set()
+    for rows in backend.committed:
+        seen = LocalStore("memory:", holding(rows), clock)
+        found = Desk(seen, clock)
+        found.check()
+        for seq, status in found.rows().items():
+            whole = (status.lease > 0, status.worker == "w", status.expires_ns > 0)
+            assert whole == (status.state == State.LEASED,) * 3, (seq, status)
+        now = [seq for seq, status in found.rows().items() if status.state == State.LEASED]
+        assert found.counts().leased == len(now)
+        leased.add(len(now))
+    assert leased == set(range(0, 51, 5)), "a grant of five is seen whole or not at all"
+
+
+def holding(rows: dict[bytes, bytes]) -> MemoryBackend:
+    backend = MemoryBackend()
+    for key, value in rows.items():
+        backend.set(key, value)
+    return backend
 
 
 # -- 6. crash recovery ---------------------------------------------------------------------------
@@ -926,9 +1072,29 @@ def test_leased_or_not(seed: int) -> None:
 )
 @pytest.mark.parametrize("seed", range(3))
 def test_no_lease_is_given_twice(seed: int) -> None:
-    log = memory_desk(seed + 80, 100).log()
-    given = [(r.lease_id, r.task_id) for r in log if isinstance(r, LeaseGranted)]
-    assert len(given) == len(set(given)) > 5
+    desk = memory_desk(seed + 80, 100)
+    given: dict[int, set[tuple[str, int, int]]] = {}
+    tasks_of: dict[int, list[int]] = {}
+    for record in desk.log():
+        if isinstance(record, LeaseGranted):
+            told = (record.worker_id, record.expiry_timestamp, record.decided_at)
+            given.setdefault(record.lease_id, set()).add(told)
+            tasks_of.setdefault(record.lease_id, []).append(record.task_id)
+    assert len(given) > 5
+    # A number is of one grant: one worker, one time, one end. In it a task is named once.
+    assert all(len(grants) == 1 for grants in given.values())
+    assert all(len(tasks) == len(set(tasks)) for tasks in tasks_of.values())
+    assert list(given) == sorted(given), "numbers rise, so none comes again"
+    # The lease of one task is none of another.
+    a, b = desk.submit(b"a", b"b", name="of its own", queue="apart")
+    [first] = desk.lease(1, queues=("apart",), worker="v")
+    [second] = desk.lease(1, queues=("apart",), worker="v")
+    assert (first.seq, second.seq) == (a, b)
+    assert max(given) < first.lease < second.lease
+    assert desk.extend(Hold(a, second.lease), Hold(b, first.lease)) == [0, 0]
+    wrong = [Report(a, second.lease, End.OK), Report(b, first.lease, End.OK)]
+    assert Answer.COMMITTED not in desk.settle(*wrong, worker="v")
+    assert desk.states(a, b) == ["LEASED", "LEASED"]
 
 
 @pytest.mark.spec(

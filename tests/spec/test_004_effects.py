@@ -17,8 +17,8 @@ from holdfast import codec
 from holdfast.clock import S
 from holdfast.durable import lease, queue
 from holdfast.errors import ClaimLost, Invalid, NotFound, Overloaded
-from holdfast.messages import Intent, Kind, Receipt, Status
-from holdfast.ops import service
+from holdfast.messages import Intent, Kind, Receipt, Status, intent_hash
+from holdfast.ops import pending, service
 from holdfast.roles import receipts
 from holdfast.runner.faults import Refused
 from holdfast.world import ingress, publish
@@ -64,11 +64,17 @@ def test_a_dispatch_item_has_the_eight_fields(rig: Rig) -> None:
         "universe_id", "world_id", "intent_hash", "effect_kind", "params", "origin_name",
         "policy_context_hash", "enqueued_at_ns",
     ]  # fmt: skip
-    ada = rig.buyer("ada", Ordered("tea"))
-    intent = rig.intent()
-    assert (intent.universe_id, intent.world_id) == ("shop", rig.id(ada))
-    assert (intent.effect_kind, intent.origin_name) == ("pay", "ada")
-    assert codec.unpack(intent.params) == ["tea"]
+    rig.clock.advance(7 * S)
+    ada = rig.buyer("ada", Woken(), Ordered("tea", times=2))
+    [first, second] = [codec.unpack_as(Intent, one) for one in rig.queued(PAY)]
+    for n, intent in enumerate((first, second)):
+        assert (intent.universe_id, intent.world_id) == ("shop", rig.id(ada))
+        assert intent.intent_hash == intent_hash(rig.store.generation, rig.id(ada), (2, n))
+        assert (intent.effect_kind, intent.origin_name) == ("pay", "ada")
+        assert codec.unpack(intent.params) == ["tea"]
+        # The policy is the effect's: the same for all its intents.
+        assert intent.policy_context_hash == first.policy_context_hash
+        assert intent.enqueued_at_ns == rig.clock.wall_ns()
 
 
 @pytest.mark.spec(
@@ -610,9 +616,24 @@ def test_a_call_without_a_receipt_is_made_again(rig: Rig) -> None:
 def test_identities_are_alike_in_every_replay_and_different_everywhere_else(rig: Rig) -> None:
     ada = rig.buyer("ada", Ordered(times=2), Slept(60), Wrote("bob"))
     bob = rig.buyer("bob", Ordered(times=2))
-    known = {*ada.state().intents, *bob.state().intents}
-    assert len(known) == 4
+    here = (rig.store.generation, rig.id(ada))
+    assert ada.state().intents == [intent_hash(*here, (1, 0)), intent_hash(*here, (1, 1))]
     assert ada.state(at=1).intents == ada.state().intents
+    [timer] = [row.intent.intent_hash for row in rig.store.read(pending.timers, "shop")]
+    assert timer == intent_hash(*here, (2, 0))
+    [mail] = [
+        entry.step.ingress.intent_hash
+        for entry in bob.journal()
+        if entry.step.ingress.kind is Kind.FABRIC
+    ]
+    assert mail == intent_hash(*here, (3, 0))
+    assert len({*ada.state().intents, *bob.state().intents, timer, mail}) == 6
+    # The same place in another world, or in another generation of the store, is another identity.
+    elsewhere = {
+        intent_hash(here[0], rig.id(bob), (1, 0)),
+        intent_hash(here[0] + 1, here[1], (1, 0)),
+    }
+    assert len({*elsewhere, ada.state().intents[0]}) == 3
 
 
 @pytest.mark.spec("004", "Testing and Validation", "dispatched over and over, an intent ends once")

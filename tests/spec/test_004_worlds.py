@@ -28,6 +28,7 @@ from holdfast.world.ingress import enqueue
 from holdfast.world.publish import effects
 from holdfast.world.tenure import Granted
 from holdfast.world.timers import delays
+from tests.at_once import at_once
 from tests.postgres import RIGS
 from tests.world import bank
 from tests.world.rig import (
@@ -533,8 +534,15 @@ def test_a_valid_lease_is_not_granted_again(rig: Rig) -> None:
 @pytest.mark.spec("004", PROTOCOL_A, "one holder at a time, however many ask at once")
 def test_of_many_that_ask_one_gets_it(rig: Rig) -> None:
     ada = rig.runtime.world(bank.Account, "ada")
-    answers = [acquire(rig, ada, worker) for worker in "ABCDEF"]
-    assert [answer.lease is not None for answer in answers] == [True] + [False] * 5
+    world_id = rig.id(ada)
+    # All of them in one batch, each without knowing of the others.
+    asked = [(rig.universe, [world_id], worker, "1", TTL_NS, 5) for worker in "ABCDEF"]
+    answers = [answer for [answer] in at_once(rig.store, tenure.acquire, asked)]
+    [held] = [answer.lease for answer in answers if answer.lease is not None]
+    assert sorted(answer.refusal for answer in answers if answer.lease is None) == ["held"] * 5
+    found = current(rig, ada)
+    assert (found.worker, found.epoch) == (held.worker, 1)
+    assert [acquire(rig, ada, worker).refusal for worker in "GH"] == ["held"] * 2
 
 
 @pytest.mark.spec("004", PROTOCOL_B, "renewing extends the lease of its holder under its epoch")
