@@ -24,6 +24,7 @@ from holdfast.store.pg.server import Denied, Unreachable
 from holdfast.store.postgres import PostgresStore
 from tests.pgcluster import Cluster
 from tests.postgres import admin, fresh_url
+from tests.processes import python_proc
 
 pytestmark = pytest.mark.timeout(90)
 
@@ -383,6 +384,47 @@ def test_a_forked_child_is_refused_and_its_parent_goes_on(store: PostgresStore) 
     assert os.waitpid(pid, 0)[1] == 0
     assert store.transact(_grow) == 2
     assert store.read(lambda txn: txn.count(b"n")) == 0
+
+
+@pytest.mark.parametrize(("way", "count"), [("fork_and_exit", 10), ("pool", 8), ("preexec", 6)])
+def test_children_forked_under_load_end_and_leave_the_sessions_alone(
+    url: str, way: str, count: int
+) -> None:
+    with python_proc("tests.process.forks", url, way, str(count)) as forker:
+        assert forker.expect("o", 80) == f"done {count}"
+        assert forker.expect("retries") == "retries 0"
+        assert forker.wait() == 0
+
+
+def test_a_child_forked_inside_a_transaction_sends_nothing_to_the_server(
+    store: PostgresStore,
+) -> None:
+    store.transact(lambda txn: txn.put(b"k", b"v"))
+
+    def fork(txn: Txn) -> int:
+        txn.get(b"k")
+        pid = os.fork()
+        if not pid:
+            try:
+                txn.get(b"another")
+            except StoreForked:
+                return 0
+            os._exit(2)
+        return pid
+
+    parent = os.getpid()
+    for read in (store.read, lambda fn: store._on_snapshot(fn, (), {})[1]):
+        status = 1
+        try:
+            pid = read(fork)
+        except StoreForked:
+            status = 0
+        finally:
+            if os.getpid() != parent:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    assert store.transact(_grow) == 1
+    assert store.retries == 0
 
 
 def test_closing_does_not_wait_for_the_listener(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

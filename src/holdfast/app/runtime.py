@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -105,9 +107,9 @@ class Runtime:
             except BaseException:
                 self.store.close()
                 raise
-        self.submitter = submitting.Submitter(self.store, self.universe)
-        self.waiting = Waiting(self.store, self.universe, self.check)
-        self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
+        self._pid = os.getpid()
+        self._take_callers()
+        _runtimes.add(self)
         self._queues = queues
         self._concurrency = concurrency
         self._stop_grace_s = stop_grace_s
@@ -126,6 +128,12 @@ class Runtime:
             raise
         if self.roles:
             atexit.register(self._at_exit)
+
+    def _take_callers(self) -> None:
+        """What joins the calls of many threads and event loops of this process."""
+        self.submitter = submitting.Submitter(self.store, self.universe)
+        self.waiting = Waiting(self.store, self.universe, self.check)
+        self.async_submitter = submitting.AsyncSubmitter(self.store, self.universe)
 
     def world(self, kind: type[W], name: str, *, universe: str | None = None) -> WorldHandle[W]:
         """A world of this universe, or of another one, wherever that lives."""
@@ -227,6 +235,8 @@ class Runtime:
     def close(self) -> None:
         """Stop the roles and let go of the store. What ended a role is in its `failure`."""
         atexit.unregister(self._at_exit)
+        if os.getpid() != self._pid:
+            return  # a forked child: roles, their threads and the store are the parent's
         try:
             for role in self.roles:
                 with contextlib.suppress(HoldfastError):
@@ -324,6 +334,20 @@ class Runtime:
             policy=policy,
             clock=self.clock,
         )
+
+
+# Those of this process.
+_runtimes: weakref.WeakSet[Runtime] = weakref.WeakSet()
+
+
+def _disown_in_child() -> None:
+    """A lock that another thread holds at a fork is never released in the child: calls get new ones, and hear
+    from the store that it was forked."""
+    for runtime in _runtimes:
+        runtime._take_callers()
+
+
+os.register_at_fork(after_in_child=_disown_in_child)
 
 
 def _refuse_elsewhere(store: Store, universe: str, stores: StoreMap) -> None:

@@ -20,7 +20,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import Charge
 from holdfast.messages import Intent, Receipt, Status
 from holdfast.roles.receipts import book_late, receive
-from holdfast.runner import Work
+from holdfast.runner import Work, forks
 from holdfast.runner.faults import Exited, Refused
 from holdfast.store.api import Store
 
@@ -104,6 +104,7 @@ class Doing:
     def __call__(self, work: Work) -> None:
         intent = self._begin(work)
         result, raised = None, None
+        before = forks.made
         try:
             result = self._perform(work, intent)
             if inspect.isawaitable(result):
@@ -111,7 +112,11 @@ class Doing:
         except Exception as error:
             raised = error
         except self._ending as error:
+            if forks.made != before:
+                forks.leave(error)
             raised = _exited(error)
+        if forks.made != before:
+            forks.leave(raised)
         self._end(work, intent, result, raised)
 
     async def run(self, work: Work) -> None:

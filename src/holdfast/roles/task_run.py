@@ -18,6 +18,7 @@ from holdfast import codec
 from holdfast.clock import Clock
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
+from holdfast.runner import forks
 from holdfast.runner.faults import Exited, Refused, code_of
 from holdfast.tasks.coordinator import End, Grant, Report
 
@@ -163,11 +164,16 @@ def attempt(run: TaskRun, clock: Clock | None = None) -> Ended:
     began_ns = run.began_ns
     code, grant = run.code, run.grant
     mark = CURRENT.set(run)
+    before = forks.made
     try:
         report = done(grant, code.dump(code.invoke(grant.args)))
     except Exception as error:
+        if forks.made != before:
+            forks.leave(error)
         report = failed(run, error)
     except BaseException as error:
+        if forks.made != before:
+            forks.leave(error)
         # Real interrupts reach the main thread alone: this is the task's own doing.
         report = failed(run, _exited(error))
     finally:

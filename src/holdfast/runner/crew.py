@@ -27,6 +27,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from holdfast.clock import MS, Clock
+from holdfast.runner import forks
 from holdfast.runner.faults import Exited
 from holdfast.runner.work import Outcome
 
@@ -446,12 +447,15 @@ class Threads(Crew):
 
     def _do(self, hand: Hand, work: Piece | None) -> None:
         run, next_one = self._run, self._next
+        before = forks.made
         while work is not None:
             end: End
             try:
                 end = run(work)
             except BaseException as crash:
                 end = Crashed(work, crash)
+            if forks.made != before:
+                forks.leave(end.error if isinstance(end, Crashed) else None)
             work = next_one(hand, end)
 
     def _serve(self) -> None:

@@ -25,6 +25,7 @@ from holdfast.clock import SYSTEM
 from holdfast.config import ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
+from holdfast.runner import forks
 from holdfast.spark.outcome import Call, Fail, Retry, Skip
 from holdfast.spark.rows import Encoder, WrongSchema
 
@@ -78,10 +79,15 @@ class Caller:
     def one(self, seq: int, row: Row, attempt: int) -> Ended:
         call = Call(self.run_id, seq, attempt)
         began = SYSTEM.mono_ns()
+        before = forks.made
         try:
             found = self.fn(row, call) if self._with_call else self.fn(row)
+            if forks.made != before:
+                forks.leave()
             return self._returned(call, found, began)
         except BaseException as error:
+            if forks.made != before:
+                forks.leave(error)
             return self._raised(call, error, began)
 
     async def one_async(self, seq: int, row: Row, attempt: int) -> Ended:
@@ -169,10 +175,15 @@ class _Batches:
     def run(self, table: pa.Table, at: int) -> None:
         call = self._begin(table, at)
         halves: list[tuple[pa.Table, int]] = []
+        before = forks.made
         try:
             found = self._call(table, call)
+            if forks.made != before:
+                forks.leave()
             self._keep(found, table.num_rows, at)
         except BaseException as error:
+            if forks.made != before:
+                forks.leave(error)
             halves = self._after(error, table, at)
         self.cost += _cost(call)
         for half, lo in halves:

@@ -152,9 +152,15 @@ def launcher(java: Path, caches: Path) -> Path:
     except OSError as error:
         # No home directory, or one that cannot be written to: it lasts as long as this process.
         home = Path(tempfile.mkdtemp(prefix="holdfast-java-"))
-        atexit.register(shutil.rmtree, home, ignore_errors=True)
+        atexit.register(_remove, home, os.getpid())
         log.info("cannot keep the Java launcher in %s (%s); it is in %s", caches, error, home)
         return _made(home, text)
+
+
+def _remove(home: Path, maker: int) -> None:
+    """Remove what this process made; it is still of use to the parent of a forked child."""
+    if os.getpid() == maker:
+        shutil.rmtree(home, ignore_errors=True)
 
 
 def _made(home: Path, text: bytes) -> Path:

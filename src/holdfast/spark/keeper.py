@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -48,6 +49,7 @@ class Keeper:
         self._client: Client | None = None
         self._turn = threading.RLock()
         self._left = False
+        self._pid = os.getpid()
         self._start(charge)
 
     @property
@@ -116,6 +118,8 @@ class Keeper:
 
         Without `wait` that goes on behind the caller's back, and the process ends after it.
         """
+        if os.getpid() != self._pid:
+            return  # a forked child: the service is the parent's
         self._left = True
         if self._client is not None:
             self._client.close()
@@ -189,6 +193,8 @@ def warm() -> None:
 
 # It waits for its charge, for a few minutes; and leaves at once when this process ends.
 _spare: list[subprocess.Popen[bytes]] = []
+# A forked child has no part in it.
+os.register_at_fork(after_in_child=_spare.clear)
 
 
 def _dismiss() -> None:

@@ -6,6 +6,7 @@ its tasks that an arriving frame answers, not once for each.
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Callable, Generator
@@ -145,3 +146,12 @@ def _resume(waiters: list[asyncio.Future[None]]) -> None:
 
 
 _making_events = threading.Lock()
+
+
+def _forget_lock() -> None:
+    """A thread that held it is not there in a forked child."""
+    global _making_events
+    _making_events = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_lock)

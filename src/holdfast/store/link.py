@@ -502,6 +502,13 @@ class Link:
             self._shut(self._ended)
         reap_children()
 
+    def disown(self, ended: HoldfastError) -> None:
+        """In a forked child: the connection is the parent's, and so are the threads that have the duties."""
+        self._ended = ended
+        self._sending = Duty(__file__, _SENDING)
+        self._reading = Duty(__file__, _READING)
+        self._outbox.clear()
+
     def _shut(self, ended: HoldfastError) -> None:
         self._fail_all(ended)
         self._sock.close()

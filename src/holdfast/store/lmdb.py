@@ -52,6 +52,7 @@ class LmdbStore:
         self.path = path.absolute()
         self.url = f"lmdb:{self.path}"
         self._gone: type[StoreClosed] | type[StoreForked] | None = None
+        self._forked = False
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_INTERVAL_S))
         access.check(self.path)
         if not bootstrap and not (self.path / "data.mdb").exists():
@@ -108,7 +109,7 @@ class LmdbStore:
         return result
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
-        future = Submitted(self._link.flush)
+        future = Submitted(self._nudge)
         self._submit(future, fn, args, kwargs, TRANSACT_TRIES_MAX)
         return future
 
@@ -144,6 +145,12 @@ class LmdbStore:
         if self._gone is not None:
             raise self._gone(path=str(self.path))
 
+    def _nudge(self) -> None:
+        """Send what a future waits for. A forked child has nothing to wait for: no answer reaches it."""
+        if self._forked:
+            self._check()
+        self._link.flush()
+
     def _begin(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Ran | Called:
@@ -170,12 +177,16 @@ class LmdbStore:
             txn = ClientTxn(
                 snapshot, snapshot=snapshot.id, generation=self.generation, now=self.now_ns
             )
-            return txn, fn(txn, *args, **kwargs)
+            result = fn(txn, *args, **kwargs)
         except lmdb.Error as error:
             self._check()  # closed meanwhile, by another thread
             raise storage_error(error, self.path) from None
         finally:
-            snapshot.close()
+            if not self._forked:
+                snapshot.close()
+        if self._forked:
+            self._check()  # the function forked, and this is the child
+        return txn, result
 
     def _submit(
         self,
@@ -276,14 +287,13 @@ def _unshare(backend: LmdbBackend) -> None:
                     _shared[identity] = (backend, users - 1)
 
 
-def _forget_after_fork() -> None:
+def _disown_in_child() -> None:
     global _shared_lock
     _shared_lock = threading.Lock()
-    for backend, _ in _shared.values():
-        backend.abandon()
     _shared.clear()
     for store in _stores:
-        store._gone = StoreForked
+        store._gone, store._forked = StoreForked, True
+        store._link.disown(StoreForked(path=str(store.path)))
 
 
-os.register_at_fork(after_in_child=_forget_after_fork)
+os.register_at_fork(after_in_child=_disown_in_child)

@@ -170,7 +170,7 @@ class PostgresStore:
         return self.read(fn, *args, **kwargs)
 
     def submit(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Submitted:
-        future = Submitted()
+        future = Submitted(self._nudge)
         self._submit(future, fn, args, kwargs, 0)
         return future
 
@@ -200,13 +200,11 @@ class PostgresStore:
         self._engine.away.haste.stop_within(seconds)
 
     def close(self) -> None:
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:
             return
         with self._came:
             self._closed = True
             self._came.notify_all()
-        if os.getpid() != self._pid:
-            return
         self._engine.leaving = True
         self._committer.join()
         self._topics.close()
@@ -226,6 +224,11 @@ class PostgresStore:
             raise StoreForked(url=self.url)
         if self._closed:
             raise StoreClosed(url=self.url)
+
+    def _nudge(self) -> None:
+        """A forked child has nothing to wait for: no answer reaches it."""
+        if os.getpid() != self._pid:
+            self._check()
 
     def _ring(self, commit_no: int, topics: Sequence[str]) -> None:
         if threading.current_thread() is self._committer:
@@ -310,6 +313,7 @@ class PostgresStore:
             txn = self._txn(snapshot)
             try:
                 result = fn(txn, *args, **kwargs)
+                self._check()  # it may have forked
                 txn.snapshot = snapshot.id
                 if history == self._engine.history:
                     self._engine.known.teach(snapshot.id, snapshot.seen)

@@ -224,6 +224,14 @@ def reap_children() -> None:
     _children[:] = [child for child in _children if child.poll() is None]
 
 
+def _disown_in_child() -> None:
+    """Writers that the parent has started are no children of its child."""
+    _children.clear()
+    _begun.clear()
+
+
+os.register_at_fork(after_in_child=_disown_in_child)
+
 # How often a starting writer is looked at, in case it stands still.
 _LOOK_S = 0.25
 _children: list[subprocess.Popen[bytes]] = []

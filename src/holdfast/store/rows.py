@@ -9,9 +9,11 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import lmdb
 
@@ -96,10 +98,11 @@ class LmdbBackend:
             if recovery is not None:
                 self._take_up(recovery, logged)
                 access.tighten(path)
-            self._lock_inode = os.stat(path / "lock.mdb").st_ino
         except (lmdb.Error, OSError) as error:
             raise storage_error(error, path) from None
         self._begin = self.env.begin
+        self._pid = os.getpid()
+        _open_backends.add(self)
 
     def _take_up(self, recovery: Recovery, logged: bool) -> None:
         try:
@@ -137,28 +140,14 @@ class LmdbBackend:
         return storage_error(error, self.path) if isinstance(error, lmdb.Error) else None
 
     def close(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child never calls into LMDB
+        _open_backends.discard(self)
         try:
             if self._redo is not None:
                 self._redo.close()
         finally:
             self.env.close()
-
-    def abandon(self) -> None:
-        """Close in a forked child, without a trace in the reader table of its parent.
-
-        The table is a shared mapping, and ending a snapshot clears its slot: the child must end
-        its copies of the parent's snapshots on a table of its own.
-        """
-        try:
-            maps = Path("/proc/self/maps").read_text(errors="replace")
-        except OSError:
-            return  # the table cannot be found, so it must not be touched: the child keeps a copy
-        for line in maps.splitlines():
-            where, _, _, _, inode = line.split()[:5]
-            if inode == str(self._lock_inode):
-                start, end = (int(address, 16) for address in where.split("-"))
-                _make_private(start, end - start)
-        self.env.close()
 
 
 class LmdbSnapshot:
@@ -376,21 +365,6 @@ def _reserve_lock_file(path: Path) -> None:
         os.close(fd)
 
 
-def _make_private(start: int, length: int) -> None:
-    """Put anonymous memory with the same bytes in the place of a mapped file."""
-    import ctypes
-    import mmap
-
-    held = ctypes.string_at(start, length)
-    place = ctypes.CDLL(None, use_errno=True).mmap
-    place.restype = ctypes.c_void_p
-    place.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-    fixed = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_FIXED
-    placed = place(start, length, mmap.PROT_READ | mmap.PROT_WRITE, fixed, -1, 0)
-    assert placed == start, "no memory in a forked child"
-    ctypes.memmove(start, held, length)
-
-
 def _is_full(path: Path) -> bool:
     try:
         disk = os.statvfs(path)
@@ -403,7 +377,6 @@ DISK_FULL_BYTES = 1 << 20
 # The layout of LMDB's lock file.
 _LOCK_HEADER_BYTES = 128
 _READER_BYTES = 64
-_MAP_FIXED = 0x10
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM)
 
@@ -413,3 +386,41 @@ def _mountinfo() -> str:
         return Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     except OSError:
         return ""
+
+
+# -- fork --------------------------------------------------------------------------------------
+
+# Environments that are open in this process.
+_open_backends: weakref.WeakSet[LmdbBackend] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    """Import what the child needs. In the child an import may wait for a thread that is not there."""
+    if _open_backends:
+        import ctypes  # noqa: F401
+
+
+def _disown_in_child() -> None:
+    """Keep the parent's environments and never call into them.
+
+    Closing one would wait for threads of the parent that are inside LMDB and do not exist here. Ending a snapshot
+    would clear its slot in the reader table, which parent and child share. So each environment gets a
+    reference that is never given up: its finalizer does not run, not even when the interpreter exits.
+    """
+    if not _open_backends:
+        return
+    import ctypes
+
+    for backend in _open_backends:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend.env))
+    _open_backends.clear()
+    # py-lmdb refuses to open a file twice in one process, and counts the parent's environments as the child's.
+    identities: Any = sys.modules.get("lmdb._envid")
+    if identities is not None:
+        keys_of, pid = identities.env_keys, os.getpid()
+        identities.env_keys = lambda path, subdir: tuple(
+            (*key, pid) for key in keys_of(path, subdir)
+        )
+
+
+os.register_at_fork(before=_before_fork, after_in_child=_disown_in_child)

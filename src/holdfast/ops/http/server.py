@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import resource
 import socket
 import sys
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -65,6 +67,7 @@ class HttpServer:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-http-read")
         self._thread: threading.Thread | None = None
+        _servers.add(self)
 
     @property
     def running(self) -> bool:
@@ -215,3 +218,16 @@ def _bound(address: Address) -> socket.socket:
             made.close()
         why = error.strerror or str(error)
         raise Invalid(what="--http", address=str(address), why=why) from None
+
+
+# Those of this process.
+_servers: weakref.WeakSet[HttpServer] = weakref.WeakSet()
+
+
+def _disown_in_child() -> None:
+    """A forked child does not listen: its parent's port would stay taken when the parent ends."""
+    for server in _servers:
+        server._socket.close()
+
+
+os.register_at_fork(after_in_child=_disown_in_child)

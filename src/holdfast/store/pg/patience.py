@@ -66,14 +66,19 @@ class _Watch:
     def __init__(self) -> None:
         self._watched: weakref.WeakSet[Patient] = weakref.WeakSet()
         self._lock = threading.Lock()
-        self._pid = 0
+        self._looking = False
+
+    def disown(self) -> None:
+        """In a forked child: the connections are the parent's, and the thread that looks is not there."""
+        self._watched = weakref.WeakSet()
+        self._lock = threading.Lock()
+        self._looking = False
 
     def add(self, connection: Patient) -> None:
         with self._lock:
             self._watched.add(connection)
-            if self._pid != os.getpid():
-                # A thread does not survive a fork.
-                self._pid = os.getpid()
+            if not self._looking:
+                self._looking = True
                 threading.Thread(target=self._look, name="holdfast-patience", daemon=True).start()
 
     def _look(self) -> None:
@@ -99,6 +104,7 @@ class _Watch:
 
 
 _WATCH = _Watch()
+os.register_at_fork(after_in_child=_WATCH.disown)
 
 
 def watch(connection: Patient) -> None:

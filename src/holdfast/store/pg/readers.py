@@ -11,6 +11,7 @@ the connection is used next.
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,7 +20,7 @@ import psycopg
 from psycopg.generators import fetch
 from psycopg.pq import ExecStatus
 
-from holdfast.errors import StoreClosed
+from holdfast.errors import StoreClosed, StoreForked
 from holdfast.store.api import Row
 from holdfast.store.pg import server
 from holdfast.store.pg.known import Gap
@@ -131,7 +132,7 @@ class Snapshot:
         return rows
 
     def close(self) -> None:
-        if self._connection is None:
+        if self._connection is None or self._connection.forked:
             return
         connection, self._connection = self._connection, None
         sound = False
@@ -235,8 +236,11 @@ class _Together:
         self._lock = threading.Lock()
         self._waiting: list[_Wish] = []
         self._busy = False
+        self._process = os.getpid()
 
     def want(self, keys: Sequence[bytes]) -> dict[bytes, bytes | None]:
+        if os.getpid() != self._process:
+            raise StoreForked(why="the threads that serve this are the parent's")
         wish = _Wish(keys)
         try:
             with self._lock:

@@ -6,6 +6,7 @@ Arrays of bytes are packed here: by the library it takes five times as long, and
 from __future__ import annotations
 
 import contextlib
+import os
 import struct
 import threading
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,7 @@ from psycopg.pq import Format
 from psycopg.types.numeric import Int8
 
 from holdfast.clock import SYSTEM
+from holdfast.errors import StoreForked
 from holdfast.store.pg.patience import Haste
 
 T = TypeVar("T")
@@ -64,6 +66,8 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
     client is idle in a transaction: the lock of a client that vanished would then be held for ever.
 
     It says since when it is waited for, and how long it may be (`patience`).
+
+    A forked child sends nothing, not even a goodbye: the session is its parent's.
     """
 
     line: psycopg.Pipeline | None = None
@@ -72,12 +76,23 @@ class Connection(psycopg.Connection[tuple[Any, ...]]):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._process = os.getpid()
         self.ending = threading.Lock()
         self.haste = Haste()
         self.warned = Warned()
         self.add_notice_handler(self.warned.hear)
 
+    @property
+    def forked(self) -> bool:
+        return os.getpid() != self._process
+
+    def close(self) -> None:
+        if not self.forked:
+            super().close()
+
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
+        if self.forked:
+            raise StoreForked(server=self.info.host)
         with self.awaited():
             return super().wait(gen, *args, **kwargs)
 
