@@ -13,13 +13,14 @@ import asyncio
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from holdfast.app.task_handle import TaskHandle
 from holdfast.app.tasks import Submission, Task, TaskCall
 from holdfast.config import BATCH_MAX
 from holdfast.errors import CommitUnknown, HoldfastError, Invalid, from_wire
-from holdfast.store.api import Store
+from holdfast.store.api import Store, Txn
 from holdfast.tasks import coordinator, look
 from holdfast.tasks.coordinator import CyclicDependency, Each, New
 from holdfast.tasks.ids import TaskId, parse_task
@@ -51,24 +52,38 @@ def submit(
 async def submit_async(
     runtime: Runtime, wanted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> TaskHandle[Any]:
-    call, new = _prepare(runtime, wanted, args, kwargs)
+    call, packed = _pack(runtime, wanted, args, kwargs)
+    tasks = [_task_id(one) for one in call.after]
+    # The event loop reads nothing itself: a server may take its time.
+    after = await runtime.waiting.read(partial(_seqs, runtime, tasks)) if tasks else ()
+    new = call.new(packed, after)
     if new.key or new.after:
         [seq] = await runtime.store.submit(coordinator.submit, runtime.universe, call.spec, [new])
     else:
         seq = await runtime.async_submitter.submit(call.spec, new)
-    return handle_of(runtime, call.task, seq, keyed=bool(new.key))
+    if not new.key:
+        return handle_of(runtime, call.task, seq)
+    generation = await runtime.waiting.read(partial(_generation, runtime, seq))
+    return TaskHandle(runtime, TaskId(generation, seq), call.task)
 
 
 def _prepare(
     runtime: Runtime, wanted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[TaskCall[Any, Any], New]:
+    call, packed = _pack(runtime, wanted, args, kwargs)
+    after = tuple([_dependency(runtime, one) for one in call.after]) if call.after else ()
+    return call, call.new(packed, after)
+
+
+def _pack(
+    runtime: Runtime, wanted: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[TaskCall[Any, Any], bytes]:
     call = call_of(runtime, wanted)
     if "key" in kwargs and "key" not in call.task.parameters:
         options = dict(call.given, key=kwargs["key"])
         kwargs = {name: value for name, value in kwargs.items() if name != "key"}
         call = TaskCall(call.task, options)
-    after = tuple([_dependency(runtime, one) for one in call.after]) if call.after else ()
-    return call, call.new(call.task.pack(args, kwargs), after)
+    return call, call.task.pack(args, kwargs)
 
 
 class Submitter:
@@ -370,22 +385,33 @@ def call_of(runtime: Runtime, wanted: Any) -> TaskCall[Any, Any]:
 def handle_of(
     runtime: Runtime, task: Task[Any, Any] | None, seq: int, *, keyed: bool = False
 ) -> TaskHandle[Any]:
-    generation = runtime.store.generation
-    if keyed:
-        # The task of a key may be older than a restored backup.
-        body = runtime.store.read(
-            lambda txn: body_of(txn, keys_of(runtime.universe), pack_int(seq))
-        )
-        generation = generation if body is None else body.generation
+    store = runtime.store
+    generation = store.read(partial(_generation, runtime, seq)) if keyed else store.generation
     return TaskHandle(runtime, TaskId(generation, seq), task)
 
 
+def _generation(runtime: Runtime, seq: int, txn: Txn) -> int:
+    """Of a task that has a key: it may be older than a restored backup."""
+    body = body_of(txn, keys_of(runtime.universe), pack_int(seq))
+    return runtime.store.generation if body is None else body.generation
+
+
 def _dependency(runtime: Runtime, one: Any) -> int:
+    [seq] = runtime.store.read(partial(_seqs, runtime, [_task_id(one)]))
+    return int(seq)
+
+
+def _seqs(runtime: Runtime, tasks: Sequence[TaskId], txn: Txn) -> tuple[int, ...]:
+    """Of tasks that are there, and of the generation that their names say."""
+    return tuple(look.find(txn, runtime.universe, task).seq for task in tasks)
+
+
+def _task_id(one: Any) -> TaskId:
     if isinstance(one, TaskHandle):
         one = one.id
     if not isinstance(one, str):
         raise Invalid(what="after", found=repr(one)[:64], expected="handles or ids of tasks")
-    return runtime.store.read(look.find, runtime.universe, parse_task(one)).seq
+    return parse_task(one)
 
 
 def _by_key(given: list[Submission]) -> dict[str, int]:

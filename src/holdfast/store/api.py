@@ -210,6 +210,12 @@ def glance(
     return look(fn, *args, **kwargs)
 
 
+def reads_block(store: Store) -> bool:
+    """Whether a read may wait for a server. Then no event loop makes one itself: all its coroutines would
+    stand still as long as the server does."""
+    return bool(getattr(store, "reads_block", False))
+
+
 def settled(result: Any) -> Any:
     """What a committed transaction's caller gets."""
     return result.value if type(result) is Pending else result

@@ -58,6 +58,9 @@ _SIZE = """
 
 
 class PostgresStore:
+    # See `api.reads_block`.
+    reads_block = True
+
     def __init__(self, url: str, *, bootstrap: bool = True, clock: Clock = SYSTEM) -> None:
         self.url = shown(url)
         # For processes that this one starts; never shown.
