@@ -99,7 +99,7 @@ def test_info_tells_commits_and_size(run: Run, url: str) -> None:
 def test_processes_that_verify_are_given_the_password(run: Run, url: str) -> None:
     ran = told(run("verify", "--app", "tests.ops.app:app", "--jobs", "2", "--store", url))
     assert (ran.code, ran.err) == (0, "")
-    assert "3 steps replayed: sound" in ran.out
+    assert "3 steps replayed, states compared for 3 entries: sound" in ran.out
 
 
 def test_a_dead_letter_is_brought_back(run: Run, url: str) -> None:

@@ -1,5 +1,6 @@
 """`holdfast verify`: a sound store is sound, and a difference of each kind is found and named."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,11 +17,15 @@ from holdfast.store.api import Txn
 from holdfast.store.schema import Space
 from holdfast.world.catalog import Status, subject_of
 from tests.cli.conftest import Run
-from tests.ops.app import Asked, Deposited, Refused
+from tests.ops.app import Asked, Booked, Deposited, Ledger, Refused, Sorted
 from tests.ops.rig import UNIVERSE, WORKER, Rig, plant
 
 APP = "tests.ops.app:app"
 ONE = ("--jobs", "1")
+SHARED = "103 worlds, 106 steps replayed, states compared for 106 entries: sound\n"
+
+
+WORDS = [f"word-{n}" for n in range(40)]
 
 
 @pytest.fixture
@@ -54,7 +59,8 @@ def test_a_replay_of_every_journal_by_the_code_that_wrote_it(
     assert told.code == 0
     # Five of ada, of which the child repeats none: it starts from a snapshot.
     assert told.document == {
-        "sound": True, "worlds": 3, "steps": 5, "findings": [], "differences": [],
+        "sound": True, "worlds": 3, "steps": 5, "compared": 5, "not_compared": 0,
+        "findings": [], "differences": [],
     }  # fmt: skip
 
 
@@ -63,11 +69,13 @@ def test_processes_share_the_worlds(run: Run, path: Path, busy: Rig) -> None:
         busy.account(f"more-{n}").send(Deposited(n))
     busy.work()
     ran = run("verify", "--app", APP, "--store", path, "--jobs", "2")
-    assert (ran.code, ran.out) == (0, "103 worlds, 106 steps replayed: sound\n")
+    assert (ran.code, ran.out) == (0, SHARED)
     changed = run("verify", "--app", "tests.ops.app:app_richer", "--store", path, "--jobs", "2")
     assert changed.code == 1
     *lines, verdict = changed.out.splitlines()
-    assert verdict == "103 worlds, 0 steps replayed: 102 worlds and 0 rows differ"
+    assert verdict == (
+        "103 worlds, 0 steps replayed, states compared for 0 entries: 102 worlds and 0 rows differ"
+    )
     assert len(lines) == 101, "a hundred are shown, and how many more there are"
 
 
@@ -101,8 +109,89 @@ def test_a_reducer_that_ends_its_process_is_blamed_and_the_others_are_checked(
     assert ran.code == 1
     assert ran.out.splitlines() == [
         "bank/Account/ada: verifier_lost: replaying it ended the process",
-        "3 worlds, 1 step replayed: 1 world and 0 rows differ",
+        "3 worlds, 1 step replayed, states compared for 1 entry: 1 world and 0 rows differ",
     ]
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+def test_a_reducer_that_does_neither_reply_nor_emit_is_compared_by_its_state(
+    run: Run, path: Path, rig: Rig
+) -> None:
+    silent = rig.runtime.world(Ledger, "l")
+    for _ in range(10):
+        silent.send(Booked(100))
+    rig.work()
+    sound = run("verify", "--app", APP, "--store", path, *ONE)
+    assert sound.out.endswith(" 13 steps replayed, states compared for 13 entries: sound\n")
+    ran = run("verify", "--app", "tests.ops.app:app_richer", "--store", path, *ONE)
+    assert ran.code == 1
+    assert "bank/Ledger/l at height 10: replay_diverged: what=state why=digest" in ran.out
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_reducer_that_depends_on_the_order_of_a_set_is_found(
+    run: Run, path: Path, rig: Rig, jobs: str
+) -> None:
+    rig.runtime.world(Ledger, "l").send(Sorted(WORDS))
+    rig.work()
+    told = run("verify", "--app", APP, "--store", path, "--jobs", jobs, "--json")
+    assert told.code == 1
+    [finding] = told.document["findings"]
+    assert (finding["code"], finding["height"]) == ("replay_diverged", 1)
+
+
+def _as_before(txn: Txn, subject: str) -> None:
+    """The journal as it was written before there were digests, and no snapshot."""
+    bodies = [one.body for one in journal.read(txn, subject, 1, 100, 100)]
+    for space in (Space.JOURNAL, Space.SNAPSHOT):
+        prefix = schema.prefix(space, subject)
+        for key, _ in txn.scan(prefix, tuples.after(prefix), 1000):
+            txn.delete(key)
+    journal.append(txn, subject, [codec.pack(codec.unpack(body)[:-1]) for body in bodies])
+
+
+def test_entries_from_before_there_were_digests_are_counted_as_not_compared(
+    run: Run, path: Path, rig: Rig
+) -> None:
+    silent = rig.runtime.world(Ledger, "l")
+    for _ in range(3):
+        silent.send(Booked(100))
+    rig.work()
+    rig.store.transact(_as_before, subject_of(UNIVERSE, silent.create()))
+    silent.send(Booked(100))
+    rig.work()
+    ran = run("verify", "--app", APP, "--store", path, *ONE)
+    told = "7 steps replayed, states compared for 4 entries, 3 without a digest: sound\n"
+    assert ran.out.endswith(told)
+    document = run("verify", "--app", APP, "--store", path, *ONE, "--json").document
+    assert (document["steps"], document["compared"], document["not_compared"]) == (7, 4, 3)
+
+
+def test_two_replays_find_the_order_of_a_set_where_no_digest_tells(
+    run: Run, path: Path, rig: Rig
+) -> None:
+    silent = rig.runtime.world(Ledger, "l")
+    silent.send(Sorted(WORDS))
+    rig.work()
+    rig.store.transact(_as_before, subject_of(UNIVERSE, silent.create()))
+    ran = run("verify", "--app", APP, "--store", path, *ONE)
+    assert ran.code == 1
+    told = "why=two replays end in different states (PYTHONHASHSEED=2)"
+    assert f"bank/Ledger/l at height 1: replay_diverged: what=state {told}" in ran.out
+
+
+def test_the_hash_seeds_of_verify_leave_the_environment_as_it_was(
+    run: Run, path: Path, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for value in ("77", None):
+        if value is None:
+            monkeypatch.delenv("PYTHONHASHSEED")
+        else:
+            monkeypatch.setenv("PYTHONHASHSEED", value)
+        assert run("verify", "--app", APP, "--store", path, *ONE).code == 0
+        assert os.environ.get("PYTHONHASHSEED") == value
 
 
 # -- planted -------------------------------------------------------------------------------------

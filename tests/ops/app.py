@@ -6,6 +6,8 @@ otherwise, `app_deadly` ends its process, `app_other` knows none of the worlds.
 
 import os
 
+import msgspec
+
 import holdfast as hf
 
 
@@ -66,16 +68,45 @@ class Other(hf.World):
     seen: int = 0
 
 
+class Booked(hf.Event):
+    amount: int
+
+
+class Sorted(hf.Event):
+    words: list[str]
+
+
+class Ledger(hf.World):
+    """It neither replies nor emits. One of its reducers depends on the order of a set."""
+
+    balance: int = 0
+    words: list[str] = msgspec.field(default_factory=list)
+
+    bonus = 0
+
+    @hf.on(Booked)
+    def booked(self, event: Booked, cx: hf.Context) -> None:
+        self.balance += event.amount + self.bonus
+
+    @hf.on(Sorted)
+    def sorted(self, event: Sorted, cx: hf.Context) -> None:
+        self.words = list(set(event.words))
+
+
+class RicherLedger(Ledger):
+    bonus = 1
+
+
 def _version(**attributes: object) -> type[Account]:
     return type("Account", (Account,), {"__module__": __name__, **attributes})
 
 
-def _app(account: type[hf.World]) -> hf.App:
-    return hf.App("bank", worlds=[account, Other], effects=[other])
+def _app(account: type[hf.World], ledger: type[hf.World] = Ledger) -> hf.App:
+    return hf.App("bank", worlds=[account, Other, ledger], effects=[other])
 
 
 app = _app(Account)
-app_richer = _app(_version(bonus=1))
+app_richer = _app(_version(bonus=1), type("Ledger", (RicherLedger,), {"__module__": __name__}))
 app_silent = _app(_version(asks=False))
 app_deadly = _app(_version(deadly=True))
 app_other = hf.App("bank", worlds=[Other])

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.errors import NoReply, NotFound, Timeout
+from holdfast.errors import NoReply, NotFound, ReplayDiverged, Timeout
 from holdfast.sim.parity import Disparity
 
 DOCS = Path(__file__).parents[2] / "docs" / "simulate.md"
@@ -35,6 +35,10 @@ class Looked(hf.Event):
     pass
 
 
+class Brooded(hf.Event):
+    """Its handler looks at what no journal holds, and neither replies nor emits."""
+
+
 class Purse(hf.World):
     coins: int = 0
     rings: int = 0
@@ -58,6 +62,10 @@ class Purse(hf.World):
     def broke(self, event: Broke, cx: hf.Context) -> None:
         self.coins = -1
         raise ValueError("no")
+
+    @hf.on(Brooded)
+    def brooded(self, event: Brooded, cx: hf.Context) -> None:
+        self.rings = next(_ambient)
 
     @hf.on(Looked)
     def looked(self, event: Looked, cx: hf.Context) -> None:
@@ -166,6 +174,35 @@ def test_a_reducer_that_looks_elsewhere_is_named_with_its_height() -> None:
         ada.send(Put(1))
         ada.send(Looked())
         with pytest.raises(Disparity, match=r"Purse/ada at height 2: .* its reply is"):
+            s.assert_parity()
+
+
+def test_a_silent_reducer_that_looks_elsewhere_is_found_by_its_state() -> None:
+    with hf.simulate(app, seed=2, crashes=False) as s:
+        ada = s.world(Purse, "ada")
+        for event in (Brooded(), Put(1)):
+            ada.send(event)
+        s.run_until_quiet()
+        assert [entry.step.state for entry in ada.journal()].count(b"") < 2
+        with pytest.raises(Disparity, match=r"Purse/ada at height \d: .* its state is b'"):
+            s.assert_parity()
+
+
+def test_a_silent_reducer_that_looks_elsewhere_is_parked_after_a_crash() -> None:
+    with hf.simulate(app, seed=2) as s:
+        ada = s.world(Purse, "ada")
+        ada.send(Brooded())
+        s.run_until_quiet()
+        s.crash()
+        s.restart()
+        ada.send(Put(1))
+        s.run_until_quiet()
+        assert ada.height() == 1
+        with pytest.raises(ReplayDiverged):
+            ada.state()
+        with pytest.raises(
+            Disparity, match=r"Purse/ada at height 1: it is parked: replay_diverged"
+        ):
             s.assert_parity()
 
 

@@ -1,7 +1,7 @@
 """`holdfast verify`: is what is stored sound, and does the code repeat it?
 
-Chains and derived rows are checked always; with `--app` every kept journal is replayed and compared
-as well. The first difference of each world is printed, and all that derived rows differ in. Exit
+Chains and derived rows are checked always; with `--app` every kept journal is replayed, twice and
+under different hash seeds, and compared as well. The first difference of each world is printed, and all that derived rows differ in. Exit
 code 1 means that there is one.
 """
 
@@ -24,7 +24,7 @@ SHOWN_MAX = 100
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    add_app_option(parser, "replay every journal with this code")
+    add_app_option(parser, "replay every journal with this code, twice")
     parser.add_argument(
         "--jobs", metavar="N", type=int, default=os.cpu_count() or 1, help="processes (one a core)"
     )
@@ -49,6 +49,8 @@ def run(args: argparse.Namespace) -> int:
         "sound": sound,
         "worlds": len(findings),
         "steps": sum(finding.steps for finding in findings),
+        "compared": sum(finding.compared for finding in findings),
+        "not_compared": sum(finding.not_compared for finding in findings),
         "findings": [finding._asdict() for finding in wrong],
         "differences": [difference._asdict() for difference in differences],
     }
@@ -88,12 +90,20 @@ def _text(
     shown = lines[:SHOWN_MAX]
     if len(lines) > SHOWN_MAX:
         shown.append(f"… and {len(lines) - SHOWN_MAX:,} more (--json tells all)")
-    steps = sum(finding.steps for finding in findings)
-    replayed = f", {_counted(steps, 'step')} replayed" if args.app else ""
+    replayed = _replayed(findings) if args.app else ""
     verdict = "sound"
     if lines:
         verdict = f"{_counted(len(wrong), 'world')} and {_counted(len(differences), 'row')} differ"
     return "\n".join([*shown, f"{_counted(len(findings), 'world')}{replayed}: {verdict}"])
+
+
+def _replayed(findings: list[Finding]) -> str:
+    steps = sum(finding.steps for finding in findings)
+    compared = sum(finding.compared for finding in findings)
+    without = sum(finding.not_compared for finding in findings)
+    entries = f"{compared:,} entry" if compared == 1 else f"{compared:,} entries"
+    rest = f", {without:,} without a digest" if without else ""
+    return f", {_counted(steps, 'step')} replayed, states compared for {entries}{rest}"
 
 
 def _counted(count: int, noun: str) -> str:
