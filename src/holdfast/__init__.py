@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from holdfast.app.declare import inbox as inbox
     from holdfast.app.declare import on as on
     from holdfast.app.declare import upcast as upcast
+    from holdfast.app.handle import Delivery as Delivery
     from holdfast.app.handle import WorldHandle as WorldHandle
     from holdfast.app.keep import Keep as Keep
     from holdfast.app.runtime import Runtime as Runtime
@@ -51,6 +52,7 @@ _HOMES = {
     "Call": "holdfast.app.declare",
     "Costed": "holdfast.app.declare",
     "Context": "holdfast.world.context",
+    "Delivery": "holdfast.app.handle",
     "Effect": "holdfast.app.declare",
     "Event": "holdfast.app.declare",
     "Inbox": "holdfast.app.declare",

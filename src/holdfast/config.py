@@ -53,6 +53,9 @@ DELETED_KEPT_NS = 7 * 24 * 3600 * S
 ERASED_PER_COMMIT = 1000
 # A bounded history is cut at a snapshot: one is kept for each of so many parts of it.
 KEEP_PARTS = 8
+# An item that no live worker knows waits this long, in store time, for one that does. Then it is a dead
+# letter `unknown_event`.
+UNKNOWN_EVENT_S = 3600.0
 # Mail to a full inbox is tried again after this long.
 RETRY_FULL_NS = S
 # A universe that nobody has a route to is looked for so often, after pauses that grow up to this: about

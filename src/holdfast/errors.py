@@ -12,6 +12,7 @@
     ├── IllegalTransition     fix the code: the move is not in the table
     ├── ReplayDiverged        fix the code: a journaled step comes out otherwise now
     ├── NoReply               the handler answered nothing
+    ├── UnknownEvent          deploy code that knows the event; a dead letter is redriven after that
     ├── Conflict              retry: somebody else committed first
     ├── Busy                  retry later: nothing is wrong
     │   ├── Held              wait: another holder's lease is live
@@ -124,6 +125,11 @@ class ReplayDiverged(HoldfastError):
 class NoReply(HoldfastError):
     code = "no_reply"
     hint = "the handler of this event does not call cx.reply, or it failed"
+
+
+class UnknownEvent(HoldfastError):
+    code = "unknown_event"
+    hint = "this code does not know its type; deploy code that does, then redrive it if it is a dead letter"
 
 
 class Conflict(HoldfastError):

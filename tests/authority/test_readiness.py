@@ -244,7 +244,12 @@ CAUSES: dict[Reason, Facts] = {
     **{reason: replace(WELL, **bad) for reason, bad in OTHERS.items()},  # type: ignore[arg-type]
     **{
         reason: replace(WELL, subjects=(Subject("s", "s", (Blocker(reason, "code", ""),)),))
-        for reason in (Reason.WORLD_PAUSED, Reason.WORLD_PARKED, Reason.RUN_HALTED)
+        for reason in (
+            Reason.WORLD_PAUSED,
+            Reason.WORLD_PARKED,
+            Reason.UNKNOWN_EVENT,
+            Reason.RUN_HALTED,
+        )
     },
     Reason.NO_LIVE_WORKER: replace(WELL, workers_live=0),
     Reason.MAIL_WAITING: replace(WELL, mail=(Mail("south", 3, held_up=True),)),

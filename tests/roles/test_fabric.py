@@ -105,9 +105,28 @@ def test_a_world_that_asks_is_told_where_its_mail_lies(rig: Rig) -> None:
     assert len(bob.state().woken) == 2
 
 
-def test_a_world_that_does_not_ask_is_not_told(rig: Rig) -> None:
+def test_a_receipt_of_mail_that_the_app_declares_is_journaled_and_ignored_without_a_handler(
+    rig: Rig,
+) -> None:
     ada = rig.buyer("ada", Wrote("bob"))
-    assert ada.height() == 1
+    rig.think()
+    told = [(entry.type, entry.outcome) for entry in ada.journal()]
+    assert told == [("Wrote", "ok"), ("fabric.send", "ignored")]
+
+
+def test_without_a_declaration_delivered_mail_has_no_receipt() -> None:
+    class Plain(hf.World):
+        @hf.on(Wrote)
+        def wrote(self, event: Wrote, cx: hf.Context) -> None:
+            if event.to:
+                cx.send(Plain, event.to, Wrote(""))
+
+    for effects, height in (((), 1), ((hf.fabric.send,), 2)):
+        rig = Rig(hf.App("shop", worlds=[Plain], effects=effects))
+        ada = rig.world(Plain, "ada")
+        ada.send(Wrote("bob"))
+        rig.think()
+        assert ada.height() == height
 
 
 # -- destinations --------------------------------------------------------------------------------

@@ -110,11 +110,21 @@ def test_a_payload_that_does_not_fit_its_inbox_fails_its_event_alone(north: Town
     assert "parcels" in bob.journal()[0].error
 
 
-def test_an_inbox_that_nobody_handles_is_journaled_and_ignored(north: Town) -> None:
+def test_an_inbox_that_the_app_names_and_no_handler_takes_is_journaled_and_ignored(
+    north: Town,
+) -> None:
     bob = north.office("bob")
-    north.office("ada", Ship("bob", "attic", 1))
+    north.office("ada", Ship("bob", "cellar", 1))
     north.think()
-    assert [(entry.type, entry.outcome) for entry in bob.journal()] == [("attic", "ignored")]
+    assert [(entry.type, entry.outcome) for entry in bob.journal()] == [("cellar", "ignored")]
+
+
+def test_an_inbox_that_the_code_does_not_know_is_refused_where_it_is_wanted(north: Town) -> None:
+    bob = north.office("bob")
+    ada = north.office("ada", Ship("bob", "attic", 1))
+    north.think()
+    assert bob.journal() == []
+    assert [entry.outcome for entry in ada.journal()] == ["failed"]
 
 
 def test_an_inbox_and_an_event_of_the_same_name_are_two_things() -> None:
@@ -194,7 +204,8 @@ def test_a_world_answers_whoever_wrote_by_its_id(north: Town) -> None:
     ada = rig.office("ada", Want({"dest_world": ["Polite", "bob"], **letter("tea")}))
     rig.think()
     assert ada.state().read == ["thanks for tea"]
-    assert polite.height() == 1
+    # Its letter, and the receipt of its answer: offices handle such, so the app declares them.
+    assert [entry.outcome for entry in polite.journal()] == ["ok", "ignored"]
 
 
 def letter(text: str) -> dict[str, Any]:

@@ -134,7 +134,7 @@ class Quiet(hf.World):
 
 
 def app_of(universe: str) -> hf.App:
-    return hf.App(universe, worlds=[Office, Quiet])
+    return hf.App(universe, worlds=[Office, Quiet], events=[hf.inbox("cellar")])
 
 
 class Town(Rig):

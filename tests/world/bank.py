@@ -24,7 +24,7 @@ class Seen(hf.Event):
 
 
 class Unheard(hf.Event):
-    """Known to the app, handled by nobody."""
+    """Named in `events=`, handled by no world."""
 
 
 @dataclass
@@ -136,4 +136,4 @@ class Account(hf.World):
         cx.reply(self.rate)
 
 
-app = hf.App("bank", worlds=[Account, Audit], events=[Unheard])
+app = hf.App("bank", worlds=[Account, Audit], events=[Unheard, Seen, hf.inbox("orders")])

@@ -8,7 +8,7 @@ import holdfast as hf
 from holdfast.config import BATCH_MAX, INBOX_DEPTH_MAX, MESSAGE_BYTES_MAX
 from holdfast.durable import inbox
 from holdfast.errors import Invalid, KeyConflict, NotFound, Overloaded, ValueTooLarge
-from holdfast.messages import Ingress, Receipt, Status, event_ingress, receipt_ingress
+from holdfast.messages import Receipt, Status, event_ingress, receipt_ingress
 from holdfast.store import schema
 from holdfast.world.ingress import Address, deliver, enqueue
 from tests.world import bank
@@ -172,12 +172,25 @@ def test_a_deleted_world_takes_nothing_by_its_id(rig: Rig) -> None:
         rig.store.transact(enqueue, "bank", world_id, None, event_ingress("X", b""))
 
 
-def test_an_event_of_an_unknown_type_that_was_enqueued_all_the_same_is_ignored(rig: Rig) -> None:
+def test_a_world_stops_before_an_event_of_an_unknown_type(rig: Rig) -> None:
     ada = rig.world()
     rig.store.transact(enqueue, "bank", rig.id(ada), None, event_ingress("Alien", b"\x01\x80"))
     rig.run()
-    assert [(one.type, one.outcome) for one in ada.journal()] == [("Alien", "ignored")]
-    assert isinstance(ada.journal()[0].event, Ingress)
+    assert ada.journal() == []
+    assert rig.depth(ada) == 1
+    blocker = rig.record(ada).blocked_by
+    assert blocker is not None
+    assert blocker.code == "unknown_event"
+    assert "Alien" in blocker.text
+
+
+def test_an_event_that_the_app_names_and_no_handler_takes_is_journaled_and_ignored(
+    rig: Rig,
+) -> None:
+    ada = rig.world()
+    ada.send(bank.Unheard())
+    rig.run()
+    assert [(one.type, one.outcome) for one in ada.journal()] == [("Unheard", "ignored")]
 
 
 def test_a_large_event_takes_the_way_of_blobs_and_leaves_none_behind(rig: Rig) -> None:

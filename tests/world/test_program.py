@@ -163,7 +163,7 @@ def test_bytes_that_are_no_event_of_this_code_are_refused(value: bytes, why: str
     assert why in raised.value.why
 
 
-def test_an_event_newer_than_the_code_fails_and_waits_in_the_dead_letters() -> None:
+def test_a_world_stops_before_an_event_newer_than_the_code() -> None:
     rig = Rig(SHOP)
     shop = rig.world(Shop, "s")
     from holdfast.world.ingress import deliver
@@ -171,9 +171,11 @@ def test_an_event_newer_than_the_code_fails_and_waits_in_the_dead_letters() -> N
     rig.store.transact(deliver, shop.address(), None, event_ingress("Priced", stored(9, cents=7)))
     rig.run()
     assert shop.state().sold == []
-    assert [one.outcome for one in shop.journal()] == ["failed"]
-    assert len(rig.dead()) == 1
-    assert shop.journal()[0].event.value == stored(9, cents=7)
+    assert shop.journal() == []
+    assert rig.dead() == []
+    blocker = rig.record(shop).blocked_by
+    assert blocker is not None
+    assert "'Priced' of version 9" in blocker.text
 
 
 @pytest.mark.parametrize(

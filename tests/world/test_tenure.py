@@ -9,6 +9,7 @@ from holdfast.clock import S
 from holdfast.durable import inbox, journal, lease
 from holdfast.errors import Fenced, IllegalTransition, NotFound
 from holdfast.ops import service
+from holdfast.roles.orchestrator import Orchestrator
 from holdfast.world import catalog, tenure
 from holdfast.world.catalog import Blocker
 from holdfast.world.tenure import Granted
@@ -220,8 +221,12 @@ def test_a_world_whose_code_the_worker_does_not_have_is_left_to_others(rig: Rig)
     rig.run(ignorant)
     assert ignorant.hosted == []
     assert current(rig, ada).state is lease.State.FREE
-    rig.assign(ada, "B")
-    rig.run(rig.worker("B"))
+    leader = Orchestrator(rig.store, universe="bank", worker="O", incarnation="1", clock=rig.clock)
+    leader.tick()
+    able = rig.worker("B")
+    able.tick()
+    leader.tick()
+    rig.run(able)
     assert ada.state().balance == 1
 
 

@@ -15,11 +15,12 @@ from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of
 from holdfast.app.keep import Keep, bounds_of
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.messages import RESERVED, FabricSendParams, Ingress, Kind, WorldName
+from holdfast.messages import INBOX, RESERVED, FabricSendParams, Ingress, Kind, WorldName
 from holdfast.messages import Receipt as StoredReceipt
 from holdfast.world.catalog import check_text, check_universe
+from holdfast.world.frame import undeclared
 from holdfast.world.history import Bound
-from holdfast.world.program import EventType, Handler, Program, Upcast
+from holdfast.world.program import Cause, EventType, Handler, Program, Upcast
 
 if TYPE_CHECKING:
     from holdfast.app.runtime import Runtime
@@ -41,13 +42,18 @@ class App:
         effects: Iterable[Effect[Any, Any]] = (),
         tasks: Iterable[Task[Any, Any]] = (),
         queues: Iterable[Queue] = (),
-        events: Iterable[type[Any]] = (),
+        events: Iterable[type[Any] | Inbox] = (),
         upcasts: Iterable[tuple[type[Any], int, Upcast]] = (),
         keep: Mapping[type[World], Keep] | None = None,
         universe: str | None = None,
         version: str | None = None,
     ) -> None:
-        """`keep` bounds the history of a world type; without it a journal is kept whole."""
+        """`keep` bounds the history of a world type; without it a journal is kept whole.
+
+        `events` names events, and inboxes, that every world type of this code knows: where one has no
+        handler, it is journaled and ignored. Anything else without a handler is unknown to this code:
+        it waits for code that knows it. So do the receipts of effects that are not declared.
+        """
         check_text("app", name)
         self.name = name
         self.universe = name if universe is None else universe
@@ -62,10 +68,16 @@ class App:
         self._world_types: dict[type[World], str] = {}
         self._event_names: dict[type[Any], str] = {}
         self._upcasts = _by_event(upcasts)
+        # What all world types know, besides what each of them handles.
+        self._declared: set[Cause] = set()
         for effect in effects:
             self._add_effect(effect)
         for kind in events:
-            self._add_event(kind)
+            if isinstance(kind, Inbox):
+                self._declared.add(("inbox", kind.name))
+            else:
+                self._add_event(kind)
+                self._declared.add(("event", self._event_names[kind]))
         kinds = list(worlds)
         for world in kinds:
             if not (isinstance(world, type) and issubclass(world, World)):
@@ -97,17 +109,41 @@ class App:
     def encode_event(self, event: Any) -> tuple[str, bytes]:
         name = self._event_names.get(type(event))
         if name is None:
-            raise Invalid(
+            raise undeclared(
                 what="event",
                 type=type(event).__name__,
                 why="unknown to the app; handle it in a world or name it in events=",
             )
         return name, self.events[name].encode(event)
 
+    def encode_again(self, event: Any) -> tuple[str, bytes]:
+        kind = type(event)
+        if kind in self._event_names or not is_event(kind):
+            return self.encode_event(event)
+        return kind.__name__, EventType(kind.__name__, kind).encode(event)
+
+    def check_known(self, type: str, cause: Cause) -> None:
+        program = self.programs.get(type)
+        if program is None or cause in program.known:
+            return
+        side, name = cause
+        if side == "receipt":
+            why = "the app does not declare this effect; name it in effects="
+        else:
+            why = "this code does not handle it there; handle it or name it in events="
+        what = "effect" if side == "receipt" else side
+        raise undeclared(what=what, type=name, world=type, why=why)
+
+    def check_event(self, type: str, event: Any) -> tuple[str, bytes]:
+        """An event's name and bytes; Invalid if it is unknown to this world type in this code."""
+        name, value = self.encode_event(event)
+        self.check_known(type, ("event", name))
+        return name, value
+
     def world_type(self, kind: Any) -> str:
         found = self._world_types.get(kind)
         if found is None:
-            raise Invalid(what="world", type=getattr(kind, "__name__", str(kind)), why="unknown")
+            raise undeclared(what="world", type=getattr(kind, "__name__", str(kind)), why="unknown")
         return found
 
     def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall:
@@ -119,12 +155,14 @@ class App:
     def check_mail(self, mail: FabricSendParams) -> None:
         to = mail.dest_world
         if isinstance(to, WorldName) and to.type not in self.programs:
-            raise Invalid(what="world", type=to.type, why="unknown")
+            raise undeclared(what="world", type=to.type, why="unknown")
         if mail.schema is not None:
             event = self.events.get(mail.schema)
             if event is None:
-                raise Invalid(what="event", type=mail.schema, why="unknown to the app")
+                raise undeclared(what="event", type=mail.schema, why="unknown to the app")
             event.decode(mail.value_cbor or b"")
+        if isinstance(to, WorldName):
+            self.check_known(to.type, (("event", "inbox")[mail.mode == INBOX], mail.body()[0]))
 
     # -- running -------------------------------------------------------------------------------
 
@@ -153,8 +191,9 @@ class App:
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
         from holdfast.app.shipped.fabric import Send
 
+        self._declared.add(("receipt", effect.kind))
         if isinstance(effect, Send):
-            return  # nobody has to do it: the runtime delivers mail itself
+            return  # no adapter does it: the runtime delivers mail itself
         if effect.kind in RESERVED:
             raise Invalid(what="effect", kind=effect.kind, why="this name is the runtime's")
         known = self.effects.setdefault(effect.kind, effect)
@@ -185,7 +224,7 @@ class App:
         for field in msgspec.structs.fields(world):
             if field.required:
                 raise Invalid(what="world", type=name, field=field.name, why="needs a default")
-        handlers: dict[tuple[str, str], Handler] = {}
+        handlers: dict[Cause, Handler] = {}
         for cause, method in handlers_of(world).items():
             if isinstance(cause, Effect):
                 handlers[("receipt", cause.kind)] = _of_receipt(cause, method)
@@ -198,7 +237,13 @@ class App:
         try:
             refuse_sets("world", world)
             self.programs[name] = Program(
-                name, version or _fingerprint(world), world, self.events, handlers, history
+                name,
+                version or _fingerprint(world),
+                world,
+                self.events,
+                handlers,
+                history,
+                self._declared,
             )
         except (TypeError, ValueError) as error:
             raise Invalid(what="world", type=name, why=str(error)) from None

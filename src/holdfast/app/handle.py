@@ -5,22 +5,25 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from holdfast import codec
 from holdfast.app.declare import World
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox
 from holdfast.durable import journal as journals
-from holdfast.errors import Invalid, NoReply, NotFound, Timeout
+from holdfast.errors import Invalid, NoReply, NotFound, Timeout, UnknownEvent
 from holdfast.messages import event_ingress
 from holdfast.store.api import Txn
-from holdfast.world import catalog, entry, ingress, kernel
+from holdfast.world import catalog, entry, ingress, kernel, unknown
 from holdfast.world.catalog import Event as Change
 from holdfast.world.catalog import Lineage, WorldRecord, subject_of
 from holdfast.world.cycle import entries_topic
-from holdfast.world.entry import Step
+from holdfast.world.entry import Outcome, Step
 from holdfast.world.fork import cut, made_before, plant
 from holdfast.world.ingress import Address, Delivered
 from holdfast.world.inherit import check_policies
+from holdfast.world.redrive import failures
 from holdfast.world.restore import restore
 
 if TYPE_CHECKING:
@@ -42,6 +45,23 @@ class JournalEntry(NamedTuple):
     step: Step
 
 
+class Delivery(int):
+    """The seq of an event in the inbox of its world, and what became of it.
+
+    `status` is `accepted` for a new event. For a repeat of a key it tells of the first: `waiting`,
+    `handled`, or `failed` when its handler raised. `waits_for` is the type of the event that the world
+    has stopped before, because no live worker knows it.
+    """
+
+    status: str
+    waits_for: str
+
+    def __new__(cls, seq: int, status: str = "accepted", waits_for: str = "") -> Delivery:
+        made = super().__new__(cls, seq)
+        made.status, made.waits_for = status, waits_for
+        return made
+
+
 class WorldHandle(Generic[W]):
     def __init__(self, runtime: Runtime, kind: type[W], name: str) -> None:
         self._runtime = runtime
@@ -60,15 +80,28 @@ class WorldHandle(Generic[W]):
         found: str = self._runtime.store.transact(self._create, self._runtime.mint())
         return found
 
-    def send(self, event: Any, *, key: str | None = None, correlation_id: str | None = None) -> int:
-        """Deliver an event, durably; its seq in the inbox. The same key delivers once."""
-        return self._deliver(event, key, correlation_id=correlation_id).seq
+    def send(
+        self, event: Any, *, key: str | None = None, correlation_id: str | None = None
+    ) -> Delivery:
+        """Deliver an event, durably; its seq in the inbox. The same key delivers once.
+
+        Invalid for an event that this code does not handle in this world, and does not name in
+        `events=`. A repeat of a key says in `status` what became of the first; UnknownEvent when that
+        is a dead letter, because no worker knew its type in time.
+        """
+        put = self._deliver(event, key, correlation_id=correlation_id)
+        if put.item is None:
+            return Delivery(put.seq)
+        if put.item.state == "dead":
+            raise self._dead(put.item)
+        return Delivery(put.seq, put.item.state, put.item.type)
 
     def ask(self, event: Any, *, timeout: float = 30.0, key: str | None = None) -> Any:
         """Deliver an event and wait for what its handler replies.
 
         The reply is in the event's journal entry, so asking again with the same key gets the same
-        answer, whoever asked first.
+        answer, whoever asked first. UnknownEvent when no worker knew the event's type in time; a
+        Timeout says by `waits_for` that the world has stopped before an unknown one.
         """
         runtime = self._runtime
         put = self._deliver(event, key)
@@ -79,7 +112,11 @@ class WorldHandle(Generic[W]):
             left = (deadline_ns - runtime.clock.mono_ns()) / 1e9
             if left <= 0:
                 runtime.check()
-                raise Timeout(what="reply", world=self.name, seq=put.seq, waited_s=timeout)
+                told = {"what": "reply", "world": self.name, "seq": put.seq, "waited_s": timeout}
+                waits = runtime.store.read(unknown.item, runtime.universe, put.world_id, put.seq)
+                if waits.type:
+                    told["waits_for"] = waits.type
+                raise Timeout(**told)
             since = runtime.store.wait(topic, since, left)
         if step.reply is None:
             raise NoReply(world=self.name, event=type(event).__name__, error=step.error)
@@ -161,7 +198,7 @@ class WorldHandle(Generic[W]):
         return Address(self._runtime.universe, self.type, self.name, self._runtime.mint())
 
     def _deliver(self, event: Any, key: str | None, **fields: Any) -> Delivered:
-        name, value = self._runtime.app.encode_event(event)
+        name, value = self._runtime.app.check_event(self.type, event)
         for what, text in (("key", key), ("correlation_id", fields.get("correlation_id"))):
             if text is not None:
                 catalog.check_text(what, text)
@@ -210,7 +247,23 @@ class WorldHandle(Generic[W]):
         lineage = catalog.record(txn, universe, put.world_id).lineage
         height = put.seq + (0 if lineage is None else lineage.forked_at_height)
         [found] = journals.read(txn, subject, height, height + 1, 1)
-        return entry.decode(found.body)
+        step = entry.decode(found.body)
+        if step.outcome is not Outcome.UNKNOWN:
+            return step
+        # It was given up. Redriven, it has another number.
+        item = unknown.item(txn, universe, put.world_id, put.seq)
+        if item.state == "dead":
+            raise self._dead(item)
+        return self._handled(txn, replace(put, seq=item.seq))
+
+    def _dead(self, item: unknown.Item) -> UnknownEvent:
+        return UnknownEvent(
+            world=self.name,
+            type=item.type,
+            seq=item.seq,
+            queue=failures(self._runtime.universe),
+            letter=item.letter,
+        )
 
     def _state(self, txn: Txn, at: int | None) -> Any:
         world = self._world(txn)

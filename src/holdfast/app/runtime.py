@@ -147,7 +147,7 @@ class Runtime:
         """Deliver many events in one commit, all or none, in order; their inbox seqs."""
         batch: list[tuple[ingress.Address, str | None, Ingress]] = []
         for handle, event in items:
-            name, value = self.app.encode_event(event)
+            name, value = self.app.check_event(handle.type, event)
             batch.append((handle.address(), None, event_ingress(name, value)))
         delivered: list[ingress.Delivered] = self.store.transact(ingress.deliver_many, batch)
         return [one.seq for one in delivered]
@@ -322,6 +322,7 @@ class Runtime:
                 lease_ttl_s=lease_ttl_s / 2,
                 worker_ttl_s=lease_ttl_s / 2,
                 histories=self.app.histories,
+                unknown_event_s=(policy or WorkerPolicy()).unknown_event_s,
                 clock=self.clock,
             )
         return WorldWorker(

@@ -41,6 +41,7 @@ class Reason(Enum):
 
     WORLD_PAUSED = "world_paused"
     WORLD_PARKED = "world_parked"
+    UNKNOWN_EVENT = "unknown_event"
     RUN_HALTED = "run_halted"
 
     # Of warnings.

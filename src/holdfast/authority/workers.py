@@ -19,7 +19,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.authority import authority
+from holdfast.authority import authority, declared
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX, S
 from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
@@ -42,6 +42,8 @@ class WorkerRecord(Record, frozen=True):
     # How many worlds it hosts, and tasks it has leased, by its own account.
     worlds: int = 0
     leases: int = 0
+    # What its code declares (`declared`); empty while that is not written down.
+    code: str = ""
 
     def live(self, now_ns: int, ttl_ns: int, authority_epoch: int) -> bool:
         return self.authority_epoch == authority_epoch and now_ns < self.heartbeat_ns + ttl_ns
@@ -60,8 +62,10 @@ def heartbeat(
     roles: tuple[str, ...],
     worlds: int = 0,
     leases: int = 0,
+    code: str = "",
 ) -> WorkerRecord:
-    """Say that a worker is alive. The answer tells it whether it is to drain, and who leads."""
+    """Say that a worker is alive. The answer tells it whether it is to drain, who leads, and whether
+    the declaration of its code is written down."""
     key = _key(universe, worker)
     check_name("incarnation", incarnation)
     if len(roles) > ROLES_MAX:
@@ -81,6 +85,7 @@ def heartbeat(
         was is not None and was.draining,
         worlds,
         leases,
+        code if code and declared.written(txn, universe, code) else "",
     )
     txn.put(key, codec.pack(now))
     if was is None or _standing(was) != _standing(now):
@@ -166,4 +171,4 @@ def _key(universe: str, worker: str) -> bytes:
 
 def _standing(record: WorkerRecord) -> tuple[object, ...]:
     """What placement depends on; the rest changes with every heartbeat."""
-    return record.incarnation, record.roles, record.authority_epoch, record.draining
+    return record.incarnation, record.roles, record.authority_epoch, record.draining, record.code

@@ -112,6 +112,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         default=policy.stuck_max,
         help=f"park a world that was the reason so often ({policy.stuck_max})",
     )
+    parser.add_argument(
+        "--unknown-event-s",
+        metavar="S",
+        type=float,
+        default=policy.unknown_event_s,
+        help="an event that no live worker knows is a dead letter after this long "
+        f"({policy.unknown_event_s:g})",
+    )
     add_http(parser)
     parser.add_argument("--universe", metavar="U", help="run as this one; else as the app says")
     add_options(parser)
@@ -187,13 +195,14 @@ def opened(
 
 
 def policy_of(args: argparse.Namespace) -> WorkerPolicy:
-    for name in ("lease_s", "stuck_s", "stuck_max"):
+    for name in ("lease_s", "stuck_s", "stuck_max", "unknown_event_s"):
         if not 0 < getattr(args, name) <= TTL_NS_MAX / S:
             raise Invalid(what=f"--{name.replace('_', '-')}", why="it is out of bounds")
     usual = WorkerPolicy()
     return WorkerPolicy(
         lease_ttl_s=args.lease_s,
         stuck_max=args.stuck_max,
+        unknown_event_s=args.unknown_event_s,
         # A worker is taken for dead after half a lease: three beats.
         heartbeat_s=min(usual.heartbeat_s, args.lease_s / 6),
     )

@@ -26,7 +26,7 @@ from holdfast.ops.application import load_app
 from holdfast.ops.inventory import WorldRow
 from holdfast.store.api import Store, Txn
 from holdfast.world import catalog, entry, kernel, purge
-from holdfast.world.catalog import Event, WorldRecord, subject_of
+from holdfast.world.catalog import UNKNOWN_EVENT, Event, WorldRecord, subject_of
 from holdfast.world.entry import Step
 from holdfast.world.restore import restore
 
@@ -127,6 +127,8 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 def _cells(row: WorldRow) -> list[Any]:
     record = row.record
     status = record.status.value
+    if record.stopped:
+        status += f" ({UNKNOWN_EVENT})"
     return [record.type, record.name, status, row.height, row.depth, row.worker or None]
 
 
@@ -142,7 +144,7 @@ def _page(
 
 def _show(store: Store, args: argparse.Namespace) -> None:
     row, parents = store.read(_told, args.world, args.universe)
-    record, blocker, lineage = row.record, row.record.blocker, row.record.lineage
+    record, blocker, lineage = row.record, row.record.blocked_by, row.record.lineage
     pairs: list[tuple[str, object]] = [
         ("world", f"{record.type}/{record.name}"),
         ("id", record.world_id),
@@ -342,7 +344,7 @@ def _purgeable(txn: Txn, name: str, universe: str | None) -> tuple[str, str]:
 
 
 def _document(row: WorldRow) -> dict[str, Any]:
-    record, blocker = row.record, row.record.blocker
+    record, blocker = row.record, row.record.blocked_by
     return {
         "universe": record.universe,
         "world_id": record.world_id,

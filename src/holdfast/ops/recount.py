@@ -171,6 +171,12 @@ def _hints(txn: Txn, universe: str, assigned: dict[str, Assignment]) -> Iterator
             continue
         if not inbox.depth(txn, subject_of(universe, record.world_id)):
             continue
+        if record.unknown is not None and record.unknown.waits:
+            # It waits for a worker that knows its next item, and is listed by that.
+            listed = record.unknown.row_key(universe, record.type, record.world_id)
+            if txn.get(listed) is None:
+                yield _differs("unknown", _shown(record), "listed", None, record.unknown.type)
+            continue
         found = assigned.get(record.world_id, Assignment())
         worker = found.desired_worker_id or catalog.NOBODY
         if (worker, -found.priority, record.world_id) not in hints:

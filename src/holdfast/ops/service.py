@@ -35,7 +35,7 @@ from holdfast.world.catalog import Assignment, Lineage, Status, WorldRecord, sub
 from holdfast.world.context import Vocabulary
 from holdfast.world.ingress import Address, Delivered
 from holdfast.world.kernel import World
-from holdfast.world.program import Program
+from holdfast.world.program import Program, cause_of
 from holdfast.world.restore import load_snapshot
 
 if TYPE_CHECKING:
@@ -216,7 +216,9 @@ def enqueue_ingress(
     def enqueue(txn: Txn) -> Pending[Delivered]:
         record = _existing(txn, universe, world_id)
         if app is not None:
-            _program(app, record.type).message(ingress)
+            program = _program(app, record.type)
+            program.message(ingress)
+            app.check_known(record.type, cause_of(ingress)[0])
         return doors.enqueue(txn, universe, world_id, key, ingress)
 
     delivered: Delivered = store.transact(enqueue)
@@ -236,7 +238,7 @@ def event_send(
 ) -> Delivered:
     """Send an event to a world by name, which exists from then on. The same key sends once."""
     _program(app, type)
-    event_type, value = app.encode_event(event)
+    event_type, value = app.check_event(type, event)
     to = Address(universe or app.universe, type, name, _mint())
     ingress = event_ingress(event_type, value, correlation_id=correlation_id)
     delivered: Delivered = store.transact(doors.deliver, to, doors.user_key(key), ingress)

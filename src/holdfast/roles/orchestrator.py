@@ -4,6 +4,10 @@ Whoever holds the authority lease of the universe is the orchestrator; the other
 again when that lease runs out. It executes no world's logic. It writes desired assignments: new
 worlds by rendezvous hashing over live workers, and anew those of workers that died or drain. Pins
 are honoured. A worker counts as live only after a heartbeat under the present authority.
+
+A world goes only to a worker whose code has its type. One that stopped before an item that its code
+does not know goes only to a worker that declares it (`authority.declared`). When no such worker came in
+time, any worker of the type gets the world, and makes the item a dead letter (`world.unknown`).
 """
 
 from __future__ import annotations
@@ -11,9 +15,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from holdfast.authority import authority, placement, workers
+from holdfast.authority import authority, declared, placement, workers
+from holdfast.authority.declared import Declaration
 from holdfast.clock import SYSTEM, Clock, S
-from holdfast.config import BLOB_GRACE_NS, DEDUPE_RETENTION_NS, DELETED_KEPT_NS, SWEEP_EVERY_NS
+from holdfast.config import (
+    BLOB_GRACE_NS,
+    DEDUPE_RETENTION_NS,
+    DELETED_KEPT_NS,
+    SWEEP_EVERY_NS,
+    UNKNOWN_EVENT_S,
+)
 from holdfast.durable import dedupe, inbox
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
@@ -23,13 +34,70 @@ from holdfast.roles.task_upkeep import TaskUpkeep
 from holdfast.roles.upkeep import Upkeep
 from holdfast.store import blobs
 from holdfast.store.api import Pending, Store, Txn, glance, operation
-from holdfast.world import catalog, publish
+from holdfast.world import catalog, publish, unknown
+from holdfast.world.catalog import WorldRecord
 from holdfast.world.history import Bound
+from holdfast.world.need import WORLD, Need
 
 # Worlds that one tick places or moves at most.
 PLACED_PER_TICK = 1000
 # Sweeps in a row, while there is something to collect.
 SWEEPS_MAX = 100
+
+
+class Able:
+    """Live workers that may host worlds, with what their code declares; None: that is not known.
+
+    Such a worker may have any world type, but is given no world that stopped before an item.
+    """
+
+    def __init__(self, workers: Mapping[str, Declaration | None]) -> None:
+        self._workers = workers
+        self._of_type: dict[str, list[str]] = {}
+        self._of_need: dict[Need, list[str]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._workers)
+
+    def of(self, need: Need) -> list[str]:
+        """Workers that can go on with a world that needs this."""
+        found = self._of_need.get(need)
+        if found is None:
+            found = self._of_need[need] = [
+                worker
+                for worker, code in self._workers.items()
+                if code is not None
+                and (
+                    code.has(need.world)
+                    if need.side == WORLD
+                    else code.knows(need.world, need.cause, need.version)
+                )
+            ]
+        return found
+
+    def choose(self, record: WorldRecord) -> str | None:
+        """The worker for a world; None when none has its type. One that knows what the world stopped
+        before is preferred."""
+        stop = record.unknown
+        if stop is not None:
+            knowing = self.of(Need(record.type, stop.side, stop.type, stop.version))
+            if knowing:
+                return placement.choose(record.world_id, knowing)
+        typed = self._of_type.get(record.type)
+        if typed is None:
+            typed = self._of_type[record.type] = [
+                worker
+                for worker, code in self._workers.items()
+                if code is None or code.has(record.type)
+            ]
+        return placement.choose(record.world_id, typed)
+
+    def choose_for(self, record: WorldRecord, need: Need, pinned: str | None) -> str | None:
+        """The worker that can go on with a stopped world. A pin stands, whatever its worker knows."""
+        found = self.of(need)
+        if pinned is not None:
+            return pinned if pinned in found else None
+        return placement.choose(record.world_id, found)
 
 
 class Orchestrator(Role):
@@ -46,6 +114,7 @@ class Orchestrator(Role):
         worker_ttl_s: float = 5.0,
         histories: Mapping[str, Bound] | None = None,
         deleted_kept_s: float = DELETED_KEPT_NS / S,
+        unknown_event_s: float = UNKNOWN_EVENT_S,
         clock: Clock = SYSTEM,
     ) -> None:
         """`histories` bounds the history of worlds by their type."""
@@ -56,6 +125,7 @@ class Orchestrator(Role):
         self.incarnation = incarnation
         self._ttl_ns = int(lease_ttl_s * S)
         self._worker_ttl_ns = int(worker_ttl_s * S)
+        self._unknown_event_ns = int(unknown_event_s * S)
         self._lease: Lease | None = None
         self._retry_at_ns = 0
         self._swept_ns = 0
@@ -80,6 +150,7 @@ class Orchestrator(Role):
         try:
             placed = self._place()
             moved = self._move()
+            moved = self._go_on() or moved
             self._sweep()
             erased = self._upkeep.turn(self._held())
         except Fenced:
@@ -144,8 +215,10 @@ class Orchestrator(Role):
         waiting: list[str] = glance(
             self.store, catalog.hints, self.universe, catalog.NOBODY, PLACED_PER_TICK
         )
+        if not waiting:
+            return False
         able = self._able()
-        if not waiting or not able:
+        if not able:
             return False
 
         def place(txn: Txn) -> None:
@@ -155,9 +228,12 @@ class Orchestrator(Role):
                     # It has no work any more; whoever left this must not hold up the others.
                     catalog.settle.fn(txn, self.universe, world_id, catalog.NOBODY)
                     continue
-                chosen = placement.choose(world_id, able)
-                assert chosen is not None
-                catalog.assign(txn, self.universe, world_id, chosen, 0, "placed")
+                record = catalog.record(txn, self.universe, world_id)
+                chosen = able.choose(record)
+                if chosen is None:
+                    self._hold(txn, record)
+                else:
+                    catalog.assign(txn, self.universe, world_id, chosen, 0, "placed")
 
         self.store.transact(place)
         return len(waiting) == PLACED_PER_TICK
@@ -190,16 +266,77 @@ class Orchestrator(Role):
         movable = [one for one, where in found if where is not None and not where.pinned]
         return (page[-1] if page else None), movable
 
-    def _move_page(self, txn: Txn, worker: str, page: list[str], able: list[str]) -> None:
+    def _move_page(self, txn: Txn, worker: str, page: list[str], able: Able) -> None:
         txn.require_live(self._held())
         for world_id in page:
             found = catalog.assignment(txn, self.universe, world_id)
             if found is None or found.pinned or found.desired_worker_id != worker:
                 continue
-            chosen = placement.choose(world_id, able)
-            assert chosen is not None
+            record = catalog.record(txn, self.universe, world_id)
+            chosen = able.choose(record)
+            if chosen is None:
+                self._hold(txn, record)
+                continue
             reason = f"moved off {worker}"
             catalog.assign(txn, self.universe, world_id, chosen, found.priority, reason)
+
+    def _hold(self, txn: Txn, record: WorldRecord) -> None:
+        """No live worker has the type of this world: it waits for one."""
+        if record.stopped:
+            catalog.unplace(txn, self.universe, record.world_id)
+            catalog.settle.fn(txn, self.universe, record.world_id, catalog.NOBODY)
+        else:
+            unknown.mark(txn, record, Need(record.type, WORLD, record.type), 0)
+
+    def _go_on(self) -> bool:
+        """Let stopped worlds go on that a live worker knows how to, or whose time is over."""
+        needed: list[tuple[Need, int]] = glance(
+            self.store, unknown.needs, self.universe, PLACED_PER_TICK
+        )
+        if not needed:
+            return False
+        able = self._able()
+        left = PLACED_PER_TICK
+        for need, since_ns in needed:
+            if not able.of(need) and (need.side == WORLD or not self._overdue(since_ns)):
+                continue
+            after = b""
+            while left > 0:
+                page: list[tuple[bytes, int, str]] = self.store.read(
+                    unknown.waiting, self.universe, need, after, left
+                )
+                if not page:
+                    break
+                left -= self.store.transact(self._go_on_page, need, page, able)
+                after = page[-1][0]
+        return left <= 0
+
+    def _overdue(self, since_ns: int) -> bool:
+        return self.store.now_ns() >= since_ns + self._unknown_event_ns
+
+    def _go_on_page(
+        self, txn: Txn, need: Need, page: list[tuple[bytes, int, str]], able: Able
+    ) -> int:
+        txn.require_live(self._held())
+        gone = 0
+        for _, since_ns, world_id in page:
+            record = catalog.record(txn, self.universe, world_id)
+            if record.status is not catalog.Status.ACTIVE or not record.stopped:
+                continue
+            found = catalog.assignment(txn, self.universe, world_id)
+            pinned = found.desired_worker_id if found is not None and found.pinned else None
+            chosen = able.choose_for(record, need, pinned)
+            if chosen is not None:
+                unknown.place(txn, record, chosen, f"it knows {need.cause}", give_up=False)
+            elif record.unknown is not None and record.unknown.seq and self._overdue(since_ns):
+                chosen = pinned or able.choose(record)
+                if chosen is None:
+                    continue
+                unknown.place(txn, record, chosen, "its next item is given up", give_up=True)
+            else:
+                continue
+            gone += 1
+        return gone
 
     def _forget_if_dead(self, gone: workers.WorkerRecord) -> None:
         """A worker that is silent and has no worlds left is forgotten, with the hints it had."""
@@ -225,12 +362,23 @@ class Orchestrator(Role):
 
     def _collect(self, txn: Txn) -> Pending[bool]:
         txn.require_live(self._held())
+        named = {one.code for one in workers.known(txn, self.universe)}
+        declared.collect(txn, self.universe, sorted(named), PLACED_PER_TICK)
         scopes = [inbox.SCOPE, publish.scope(self.universe)]
         return collect(txn, scopes, DEDUPE_RETENTION_NS, BLOB_GRACE_NS, PLACED_PER_TICK)
 
-    def _able(self) -> list[str]:
-        live: list[workers.WorkerRecord] = glance(self.store, self._live)
-        return [one.worker for one in live if not one.draining and "world" in one.roles]
+    def _able(self) -> Able:
+        able: Able = glance(self.store, self._find_able)
+        return able
+
+    def _find_able(self, txn: Txn) -> Able:
+        return Able(
+            {
+                one.worker: declared.read(txn, self.universe, one.code) if one.code else None
+                for one in self._live(txn)
+                if not one.draining and "world" in one.roles
+            }
+        )
 
     def _unable(self, txn: Txn) -> list[workers.WorkerRecord]:
         """Workers that may not host: silent for too long, draining, or gone in good order."""

@@ -23,7 +23,7 @@ from holdfast.authority.readiness import (
     derive_readiness,
     unread,
 )
-from holdfast.config import SCAN_PAGE, S
+from holdfast.config import BATCH_MAX, SCAN_PAGE, S
 from holdfast.durable import queue
 from holdfast.errors import Busy, HoldfastError, NotFound, SchemaMismatch, StoreError
 from holdfast.ledger import runs
@@ -31,7 +31,7 @@ from holdfast.ledger.runs import RunRecord
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
 from holdfast.store.engine import guard_schema
-from holdfast.world import catalog, outbox
+from holdfast.world import catalog, outbox, unknown
 from holdfast.world.catalog import Status, WorldRecord
 
 # What a snapshot lists; beyond it there is only a number.
@@ -80,6 +80,12 @@ def gather(txn: Txn, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Fact
     counts = catalog.counts(txn, universe)
     blocked = sum(counts[status.value] for status in _REASONS)
     worlds = _blocked_worlds(txn, universe, min(blocked, SUBJECTS_MAX))
+    stopped = unknown.stopped(txn, universe, BATCH_MAX)
+    told = {world.subject for world in worlds}
+    # One that is paused or parked as well has both blockers, and is counted once.
+    worlds += _stopped_worlds(txn, universe, stopped[:SUBJECTS_MAX])
+    blocked += sum(1 for world_id in stopped if world_id not in told)
+    listed = len({world.subject for world in worlds})
     return Facts(
         universe=universe,
         generation=txn.generation,
@@ -92,7 +98,7 @@ def gather(txn: Txn, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Fact
         worlds=counts,
         mail=tuple(_mail(txn, universe)),
         subjects=(*worlds, *_halted_runs(txn)),
-        subjects_omitted=max(blocked - len(worlds), 0),
+        subjects_omitted=max(blocked - listed, 0),
     )
 
 
@@ -109,6 +115,19 @@ def _blocked_worlds(txn: Txn, universe: str, wanted: int) -> list[Subject]:
         after, looked = page[-1].world_id, looked + len(page)
         found += [_subject(world) for world in page if world.status in _REASONS]
     return found[:wanted]
+
+
+def _stopped_worlds(txn: Txn, universe: str, world_ids: list[str]) -> list[Subject]:
+    """Worlds whose next item no live worker knows."""
+    found: list[Subject] = []
+    for world_id in world_ids:
+        world = catalog.record(txn, universe, world_id)
+        if world.unknown is None:
+            continue
+        why = world.unknown.told()
+        blocker = Blocker(Reason.UNKNOWN_EVENT, why.code, why.text, since_ns=why.since_ns)
+        found.append(Subject(world_id, f"{world.type}/{world.name}", (blocker,)))
+    return found
 
 
 def _subject(world: WorldRecord) -> Subject:

@@ -16,9 +16,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from holdfast.authority import authority, workers
+from holdfast.authority import authority, declared, workers
 from holdfast.clock import MS, SYSTEM, Clock, S
-from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX
+from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX, UNKNOWN_EVENT_S
 from holdfast.durable import inbox
 from holdfast.durable import lease as leases
 from holdfast.errors import (
@@ -32,24 +32,28 @@ from holdfast.errors import (
     NotFound,
     ReplayDiverged,
     StoreCorrupt,
+    UnknownEvent,
 )
 from holdfast.roles import carrying
 from holdfast.roles.carrying import Carriage
 from holdfast.roles.role import Role
 from holdfast.runner.bell import Bell
 from holdfast.runner.parcel import Parcel
-from holdfast.store.api import Future, Store, Txn, glance
+from holdfast.store.api import Future, Pending, Store, Txn, glance
 from holdfast.world import catalog, redrive, tenure
 from holdfast.world.catalog import Blocker, WorldRecord
 from holdfast.world.context import Vocabulary
-from holdfast.world.cycle import Carried, Cycle, commit, leave
+from holdfast.world.cycle import Carried, Cycle, commit, leave, stop
 from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from holdfast.world.kernel import World
+from holdfast.world.need import WORLD, Need
 from holdfast.world.program import Program
 
 T = TypeVar("T")
 # Cycles that were sent to be committed, the offers that went with them, and the answer to both.
 Sent = tuple[list[tuple[str, Cycle]], list[Parcel], Future[Any]]
+# A world that is given back: what it needs, the seq before which it stops, a last snapshot.
+Stopping = tuple[str, Need, int, leases.Lease, Cycle | None]
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
 UPKEEP_S = 0.05
@@ -74,10 +78,10 @@ class WorkerPolicy:
     stuck_max: int = 5
     heartbeat_s: float = 1.0
     compacted_per_tick: int = 4
-    # A world that another still holds is asked for again after this long ...
+    # A world that another still holds is asked for again after this long.
     retry_s: float = 0.1
-    # ... and one whose code this worker does not have after this long.
-    unknown_s: float = 60.0
+    # An item that no live worker knows is a dead letter after this long, in store time.
+    unknown_event_s: float = UNKNOWN_EVENT_S
     budgets: Budgets = field(default_factory=Budgets)
     snapshots: SnapshotPolicy = field(default_factory=SnapshotPolicy)
 
@@ -113,6 +117,10 @@ class WorldWorker(Role):
         self.incarnation = incarnation
         self.policy = policy or WorkerPolicy()
         self._programs = programs
+        self._declaration = declaration_of(programs)
+        self._code = declared.digest(self._declaration)
+        # Whether that is written down, as far as the last heartbeat could tell.
+        self._declared = False
         self._vocabulary = vocabulary
         self._hosted: dict[str, Hosted] = {}
         # Worlds that another holds for now: not asked for again before this time.
@@ -221,16 +229,19 @@ class WorldWorker(Role):
         epoch: int = glance(self.store, authority.epoch, self.universe)
         if now_ns < self._beat_at_ns and epoch == self._beat_epoch:
             return
-        answer: workers.WorkerRecord = self.store.transact(
-            workers.heartbeat,
-            self.universe,
-            self.worker,
-            self.incarnation,
-            (self.name,),
-            len(self._hosted),
-        )
+        answer: workers.WorkerRecord = self.store.transact(self._beat)
+        self._declared = answer.code == self._code
         self._beat_at_ns = now_ns + int(self.policy.heartbeat_s * S)
         self._beat_epoch = answer.authority_epoch
+
+    def _beat(self, txn: Txn) -> Pending[workers.WorkerRecord]:
+        if not self._declared:
+            declared.write(txn, self.universe, self._declaration)
+        hosted = len(self._hosted)
+        beat: Pending[workers.WorkerRecord] = workers.heartbeat(
+            txn, self.universe, self.worker, self.incarnation, (self.name,), hosted, 0, self._code
+        )
+        return beat
 
     def _redeliver(self) -> None:
         """Failed events that an operator has redriven go back to their inboxes."""
@@ -275,7 +286,7 @@ class WorldWorker(Role):
             self.policy.stuck_max,
         )
         now_ns = self.store.now_ns()
-        unknown: list[leases.Lease] = []
+        strange: list[Stopping] = []
         refused: list[str] = []
         for answer in answers:
             if answer.lease is None or answer.record is None:
@@ -287,8 +298,8 @@ class WorldWorker(Role):
                 continue
             program = self._programs.get(answer.record.type)
             if program is None:
-                unknown.append(answer.lease)
-                self._later[answer.world_id] = now_ns + int(self.policy.unknown_s * S)
+                need = Need(answer.record.type, WORLD, answer.record.type)
+                strange.append((answer.world_id, need, 0, answer.lease, None))
                 continue
             self._hosted[answer.world_id] = Hosted(
                 self._host(answer.record, answer.lease, program),
@@ -297,7 +308,7 @@ class WorldWorker(Role):
                 self.policy.budgets.max_inbox_batch * tenure.suspect(answer.record),
             )
         self._settle_hints(refused)
-        self._give_back(unknown)
+        self._stop(strange)
 
     def _host(self, record: WorldRecord, lease: leases.Lease, program: Program) -> Host:
         return Host(
@@ -306,6 +317,7 @@ class WorldWorker(Role):
             clock=self.clock,
             budgets=self.policy.budgets,
             policy=self.policy.snapshots,
+            unknown=record.unknown,
         )
 
     def _work(self, wanted: dict[str, bytes]) -> bool:
@@ -355,6 +367,8 @@ class WorldWorker(Role):
     def _prepare(self, wanted: list[tuple[str, bytes]], stop_ns: int) -> list[tuple[str, Cycle]]:
         cycles: list[tuple[str, Cycle]] = []
         workless: list[str] = []
+        stopped: list[str] = []
+        strange: list[Stopping] = []
         drained = self.drain_all([world_id for world_id, _ in wanted])
         for world_id, at in wanted:
             if cycles and self.clock.mono_ns() >= stop_ns:
@@ -365,15 +379,22 @@ class WorldWorker(Role):
                 cycle = hosted.host.prepare(
                     self.store, singly=hosted.suspect > 0, waiting=drained.get(world_id)
                 )
+            except UnknownEvent as error:
+                strange.append(self._strange(world_id, error))
+                continue
             except _BLOCKING as error:
                 self._park(world_id, error)
                 continue
-            if cycle is None:
+            if cycle is None and hosted.host.stops is not None:
+                stopped.append(world_id)
+            elif cycle is None:
                 # A hint without work: the inbox was drained by an earlier cycle.
                 workless.append(world_id)
             else:
                 cycles.append((world_id, cycle))
         self._settle_hints(workless)
+        self._stop_before(stopped)
+        self._stop(strange)
         return cycles
 
     def _drain(self, txn: Txn, world_ids: Sequence[str]) -> dict[str, list[inbox.Ingress]]:
@@ -503,10 +524,36 @@ class WorldWorker(Role):
             with contextlib.suppress(HoldfastError):
                 future.result()
 
-    def _give_back(self, held: list[leases.Lease]) -> None:
-        for future in [self.store.submit(leases.release, lease) for lease in held]:
+    def _stop_before(self, world_ids: list[str]) -> None:
+        """Give worlds back whose next item this code does not know (see `world.unknown`)."""
+        stopping: list[Stopping] = []
+        for world_id in world_ids:
+            host = self._hosted[world_id].host
+            assert host.stops is not None
+            try:
+                last = host.last()
+            except _BLOCKING as error:
+                self._park(world_id, error)
+                continue
+            del self._hosted[world_id]
+            stopping.append((world_id, *host.stops, host.lease, last))
+        self._stop(stopping)
+
+    def _strange(self, world_id: str, error: UnknownEvent) -> Stopping:
+        """Its journal holds what this code cannot repeat: only code that knows it may host it."""
+        host = self._hosted.pop(world_id).host
+        need = Need(host.world.program.type, error.side, error.type, error.version)
+        return world_id, need, 0, host.lease, None
+
+    def _stop(self, some: list[Stopping]) -> None:
+        with self.store.together():
+            stopping = [
+                self.store.submit(stop, self.universe, world_id, lease, need, seq, last)
+                for world_id, need, seq, lease, last in some
+            ]
+        for future in stopping:
             # What cannot be given back runs out.
-            with contextlib.suppress(Fenced, CommitUnknown, Busy):
+            with contextlib.suppress(Fenced, Conflict, CommitUnknown, Busy):
                 future.result()
 
     def _settle_hints(self, world_ids: list[str]) -> None:
@@ -527,6 +574,16 @@ class WorldWorker(Role):
 
     def _renew_at(self, lease: leases.Lease) -> int:
         return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)
+
+
+def declaration_of(programs: dict[str, Program]) -> declared.Declaration:
+    """What workers tell the orchestrator of their code."""
+    return declared.declaration(
+        {
+            type: {f"{side}:{name}": version for (side, name), version in program.known.items()}
+            for type, program in programs.items()
+        }
+    )
 
 
 def _batches(cycles: list[tuple[T, Cycle]]) -> Iterator[list[tuple[T, Cycle]]]:

@@ -136,7 +136,11 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "ingress: key not passed on": (
         Edit("world.ingress:deliver_to", "subject, key, body", "subject, None, body"),
     ),
-    "ingress: no hint": (Edit("world.ingress:deliver_to", "if not put.already:", "if False:"),),
+    "ingress: no hint": (
+        Edit(
+            "world.ingress:deliver_to", "    catalog.hint(txn, universe, world_id)\n", "    pass\n"
+        ),
+    ),
     "redrive: delivered and kept": (
         Edit("world.redrive:redeliver", "queue.ack.fn(txn, [claim.token])", "pass"),
         Edit("world.redrive:redeliver", "_key(claim)", "None"),

@@ -27,7 +27,7 @@ from holdfast.errors import ReplayDiverged
 from holdfast.store.api import Txn
 from holdfast.world import catalog, entry, kernel
 from holdfast.world.catalog import Status, WorldRecord, subject_of
-from holdfast.world.entry import Step
+from holdfast.world.entry import Outcome, Step
 from holdfast.world.restore import restore
 
 Look = Callable[..., Any]
@@ -96,6 +96,9 @@ def _handle(world: kernel.World, state: Any, step: Step, height: int) -> tuple[S
     program = world.program
     if step.base == height - 1:
         state = program.fresh(state)
+    if step.outcome is Outcome.UNKNOWN:
+        # No code handled it: there is nothing to repeat.
+        return step, state
     before = program.dump(state)
     made = kernel.advance(
         world,

@@ -271,7 +271,14 @@ def _order(event: Ordered | Bought) -> str:
     return event.id if event.key is None else ""
 
 
-app = App("sim", universe=UNIVERSE, worlds=[Account], events=[Unheard], version="1")
+app = App(
+    "sim",
+    universe=UNIVERSE,
+    worlds=[Account],
+    effects=[quote, pay],
+    events=[Unheard],
+    version="1",
+)
 
 
 class Outside:

@@ -9,6 +9,7 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     "budget" <u> …                               money and tokens, reserved and spent
                     "dispatch" <u> …                             requests to panes, by id, state and mark
                     "replay" <u> …                               how far the leader was told of them
+                    "code" <u> <digest>                          what the code of workers declares
     1  outcome      <slot>                                       what the last commits answered
     2  sequence     <space bytes>                                last number given by append
     3  blob         "data" <hash>                                large values, content-addressed
@@ -54,6 +55,8 @@ never change their meaning; `SCHEMA` moves when the meaning of stored rows does.
                     <u> "x" <deleted_ns> <world>                 index: deleted worlds, to be erased
                     <u> "z" <world>                              what is left of a purged world
                     <u> "route" <u'>                             when a pool last had a route there
+                    <u> "u" <need> <since_ns> <world>            stopped before an item of this type
+                    <u> "g" <world> <seq>                        items given up as unknown
     12 ready        <u> <worker> <-priority> <world>             hints: this world has work
     13 worker       <u> <worker>                                 who said lately that it is alive
     14 run          "n" <name>                                   the latest run of this name

@@ -25,8 +25,12 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import Space
 from holdfast.transitions import Transitions
+from holdfast.world.need import WORLD as WORLD_TYPE
+from holdfast.world.need import Need, row_key
 
 NOBODY = ""
+# The code of a world that stopped before an item it does not know, and of such an item's dead letter.
+UNKNOWN_EVENT = "unknown_event"
 
 
 class Status(Enum):
@@ -72,6 +76,42 @@ class Blocker(Record, frozen=True):
     since_ns: int = 0
 
 
+class Unknown(Record, frozen=True):
+    """The inbox item that a world stopped before, because no code that hosted it knows the type.
+
+    Seq 0 is none of the inbox: the journal after the last snapshot holds what the code does not know
+    and cannot repeat. Or, with `world` in the place of a side, no live worker has the world type. These
+    are waited for as long as it takes.
+    """
+
+    side: str
+    type: str
+    version: int
+    seq: int
+    since_ns: int
+    # Until a worker that knows it has the world, or the item is given up: nothing is handled.
+    waits: bool = True
+    # The time for such a worker is over: the next host makes it a dead letter.
+    given_up: bool = False
+    # What the world had before it stopped.
+    priority: int = 0
+
+    def row_key(self, universe: str, world: str, world_id: str) -> bytes:
+        """Where a world that waits is listed."""
+        need = Need(world, self.side, self.type, self.version)
+        return row_key(universe, need, self.since_ns, world_id)
+
+    def told(self) -> Blocker:
+        version = f" of version {self.version}" if self.version > 1 else ""
+        what = f"{self.side} {self.type!r}{version}"
+        text = f"no live worker declares {what}; it is next in the inbox, seq {self.seq}"
+        if not self.seq:
+            text = f"no live worker declares {what}; its journal after the last snapshot holds one"
+        if self.side == WORLD_TYPE:
+            text = f"no live worker has the world type {self.type!r}"
+        return Blocker(UNKNOWN_EVENT, text, since_ns=self.since_ns)
+
+
 class Lineage(Record, frozen=True):
     parent_world_id: str
     parent_snapshot_hash: bytes
@@ -96,6 +136,19 @@ class WorldRecord(Record, frozen=True):
     deleted_ns: int = 0
     # It is being purged: what goes of it leaves a tombstone.
     purged: bool = False
+    unknown: Unknown | None = None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it waits for a worker that knows its next item (`unknown`)."""
+        return self.unknown is not None and self.unknown.waits
+
+    @property
+    def blocked_by(self) -> Blocker | None:
+        """Why it does not go on, as operators are told."""
+        if self.blocker is None and self.unknown is not None and self.unknown.waits:
+            return self.unknown.told()
+        return self.blocker
 
 
 class Assignment(Record, frozen=True):
@@ -169,7 +222,13 @@ def change(
     if blocker is not None:
         blocker = replace(blocker, since_ns=txn.now_ns)
     now = replace(
-        was, status=status, blocker=blocker, stuck_seq=0, stuck_count=0, stuck_alone=False
+        was,
+        status=status,
+        blocker=blocker,
+        stuck_seq=0,
+        stuck_count=0,
+        stuck_alone=False,
+        unknown=None if event is Event.DELETE else was.unknown,
     )
     if event is Event.DELETE:
         now = replace(now, deleted_ns=max(txn.now_ns, 1))
@@ -180,6 +239,8 @@ def change(
     txn.add(counts + tuples.pack((status.value,)), 1)
     if event is Event.DELETE:
         txn.delete(_name_key(universe, was.type, was.name))
+        if was.unknown is not None and was.unknown.waits:
+            txn.delete(was.unknown.row_key(universe, was.type, world_id))
         had = assignment(txn, universe, world_id)
         _unassign(txn, universe, world_id)
         if had is not None:
@@ -290,6 +351,11 @@ def unassign(txn: Txn, universe: str, world_id: str) -> bool:
     return True
 
 
+def unplace(txn: Txn, universe: str, world_id: str) -> None:
+    """Take a world from the worker that gives it back itself. It leaves no hint."""
+    _unassign(txn, universe, world_id)
+
+
 def worlds_of(
     txn: Txn, universe: str, worker: str, after: str = "", limit: int = 1000
 ) -> list[str]:
@@ -327,6 +393,11 @@ def changes(universe: str) -> str:
 def hint(txn: Txn, universe: str, world_id: str) -> None:
     """Say that a world may have work, to whoever hosts it."""
     found = assignment(txn, universe, world_id)
+    if found is None:
+        row = txn.get(_keys(universe).records + tuples.pack((world_id,)))
+        if row is not None and _record_of(row).stopped:
+            # The orchestrator finds it by what it waits for.
+            return
     worker = NOBODY if found is None else found.desired_worker_id or NOBODY
     key = _hint_key(universe, worker, 0 if found is None else found.priority, world_id)
     if txn.get(key) is None:
@@ -338,17 +409,16 @@ def hint(txn: Txn, universe: str, world_id: str) -> None:
 def settle(txn: Txn, universe: str, world_id: str, worker: str) -> bool:
     """Take a worker's hint away if there is no work for it, judged at the commit; whether it was.
 
-    There is none when the inbox is empty, none for a worker that the world is not assigned to, and
-    none while the world is not active: `resume` leaves a new hint.
+    There is none when the inbox is empty, none for a worker that the world is not assigned to, none
+    while the world is not active (`resume` leaves a new hint), and none while it waits for a worker
+    that knows its next item (the orchestrator leaves one).
     """
     found = assignment(txn, universe, world_id)
     mine = found is not None and found.desired_worker_id == worker
-    if (
-        mine
-        and inbox.depth(txn, subject_of(universe, world_id))
-        and record(txn, universe, world_id).status is Status.ACTIVE
-    ):
-        return False
+    if mine and inbox.depth(txn, subject_of(universe, world_id)):
+        known = record(txn, universe, world_id)
+        if known.status is Status.ACTIVE and not known.stopped:
+            return False
     for priority in {0, 0 if found is None else found.priority}:
         txn.delete(_hint_key(universe, worker, priority, world_id))
     return True

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import random
 import uuid
+from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from holdfast import codec
 from holdfast.clock import S
@@ -36,16 +37,29 @@ from holdfast.messages import (
 )
 from holdfast.world import every
 from holdfast.world.catalog import check_text
-from holdfast.world.frame import EffectCall, Frame, Vocabulary, packed, packed_plain
+from holdfast.world.frame import EffectCall, Frame, Vocabulary, is_undeclared, packed, packed_plain
 from holdfast.world.mail import Correspondence
+from holdfast.world.program import Cause
 
 __all__ = ["Context", "EffectCall", "Frame", "Vocabulary"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 class Context(Correspondence):
     """`cx`: given to every handler. What it emits is durable with the entry, or not at all."""
 
-    __slots__ = ("_frame", "_random", "_uuids", "_vocabulary", "intents", "replied", "wanted_bytes")
+    __slots__ = (
+        "_frame",
+        "_random",
+        "_uuids",
+        "_vocabulary",
+        "intents",
+        "refusal",
+        "replied",
+        "wanted_bytes",
+    )
 
     def __init__(self, frame: Frame, vocabulary: Vocabulary) -> None:
         self._frame = frame
@@ -55,6 +69,8 @@ class Context(Correspondence):
         self.intents: list[Intent] = []
         self.wanted_bytes = 0
         self.replied: bytes | None = None
+        # What this code does not know was wanted: the event fails.
+        self.refusal: Invalid | None = None
 
     # -- what is given -------------------------------------------------------------------------
 
@@ -97,6 +113,7 @@ class Context(Correspondence):
         call = self._vocabulary.effect_call(effect, args)
         if call.kind == FABRIC_SEND:
             return self._send(call, call.tag if tag is None else tag)
+        self._admit(self._frame.type, ("receipt", call.kind))
         return self._emit(
             call.kind,
             call.params,
@@ -159,13 +176,33 @@ class Context(Correspondence):
     # -- inside --------------------------------------------------------------------------------
 
     def _set_timer(self, event: Any, key: str | None, **when: Any) -> Intent:
-        type, value = self._vocabulary.encode_event(event)
+        type, value = self._encode(event)
+        self._admit(self._frame.type, ("event", type))
         if key is not None:
             check_text("timer key", key)
             if key.startswith("@"):
                 raise Invalid(what="timer key", found=key[:64], why="@ is for timers without a key")
         slot = key if key is not None else f"@{self._frame.height}.{len(self.intents)}"
         return self._emit(TIMER_SET, packed(TimerSet(slot, type, value, **when)))
+
+    def _encode(self, event: Any) -> tuple[str, bytes]:
+        if self._frame.replay:
+            return self._vocabulary.encode_again(event)
+        return self._asked(self._vocabulary.encode_event, event)
+
+    def _admit(self, type: str, cause: Cause) -> None:
+        """Refuse what a world type of this code does not know: it would wait for other code."""
+        if not self._frame.replay:
+            self._asked(self._vocabulary.check_known, type, cause)
+
+    def _asked(self, vocabulary: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The vocabulary's answer. A refusal fails the event, though its reducer may catch the error."""
+        try:
+            return vocabulary(*args, **kwargs)
+        except Invalid as error:
+            if is_undeclared(error):
+                self.refusal = error
+            raise
 
     def _emit(
         self,

@@ -19,19 +19,22 @@ from holdfast.errors import Conflict, HeadMoved, HoldfastError, Invalid, to_wire
 from holdfast.messages import TIMER_SET, Intent
 from holdfast.store.api import Txn, operation
 from holdfast.store.txn import attempt
-from holdfast.world import catalog, history, publish, timers
-from holdfast.world.catalog import subject_of
+from holdfast.world import catalog, history, publish, timers, unknown
+from holdfast.world.catalog import UNKNOWN_EVENT, subject_of
 from holdfast.world.history import Bound
+from holdfast.world.need import Need
 from holdfast.world.redrive import Letter, failures
 from holdfast.world.timers import Alarm
 
 
 class Failed(Record, frozen=True):
-    """An ingress whose reducer raised."""
+    """An ingress that becomes a dead letter: its reducer raised, or no code knew it in time."""
 
     seq: int
     body: bytes
     error: str
+    code: str = "reducer_failed"
+    type: str = ""
 
 
 class Carried(Record, frozen=True):
@@ -65,6 +68,8 @@ class Cycle(Record, frozen=True):
     carried: tuple[Carried, ...] = ()
     # How much history the world keeps; None: all of it.
     history: Bound | None = None
+    # The item that the world stopped before, as one that its code did not know, is behind it.
+    clears: bool = False
 
     @property
     def size(self) -> int:
@@ -107,6 +112,28 @@ def leave(txn: Txn, cycles: list[Cycle], held: list[Lease]) -> None:
 
 
 @operation
+def stop(
+    txn: Txn,
+    universe: str,
+    world_id: str,
+    held: Lease,
+    need: Need,
+    seq: int,
+    last: Cycle | None = None,
+) -> None:
+    """Give a world back before an item that its host does not know: nothing of it is consumed until
+    a worker that knows it has the world. Before it there may be a last snapshot to make. Seq 0: it is
+    in the journal, or the world type is what the host does not know."""
+    txn.require_live(held)
+    if last is not None:
+        attempt(txn, apply, last)
+    if seq and inbox.cursor(txn, subject_of(universe, world_id)) != seq - 1:
+        raise Conflict(world=world_id, seq=seq, why="the inbox has gone on")
+    unknown.mark(txn, catalog.record(txn, universe, world_id), need, seq)
+    release.fn(txn, held)
+
+
+@operation
 def apply(txn: Txn, cycle: Cycle) -> None:
     """The transaction of one cycle."""
     _check(txn, cycle)
@@ -139,6 +166,11 @@ def _check(txn: Txn, cycle: Cycle) -> None:
     found = journal.head(txn, subject).height
     if found != cycle.expected_head:
         raise HeadMoved(subject=subject, expected=cycle.expected_head, found=found)
+    for failed in cycle.failed:
+        if failed.code == UNKNOWN_EVENT:
+            now = catalog.record(txn, cycle.universe, cycle.world_id).unknown
+            if now is None or not now.given_up or now.seq != failed.seq:
+                raise Conflict(world=cycle.world_id, seq=failed.seq, why="it was not given up")
     if cycle.carried:
         last = inbox.last_seq(txn, subject)
         if last != cycle.to_seq - len(cycle.carried):
@@ -170,7 +202,11 @@ def _advance(txn: Txn, cycle: Cycle) -> None:
         inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))
     for failed in cycle.failed:
         letter = codec.pack(Letter(world_id, failed.seq, failed.body))
-        queue.post_dead.fn(txn, failures(universe), letter, "reducer_failed", failed.error)
+        seq = queue.post_dead.fn(txn, failures(universe), letter, failed.code, failed.error)
+        if failed.code == UNKNOWN_EVENT:
+            unknown.keep(txn, universe, world_id, failed.seq, failed.type, seq)
+    if cycle.clears:
+        unknown.clear(txn, universe, world_id)
     txn.notify(entries_topic(subject))
     if cycle.snapshot is not None:
         snapshot.save(txn, subject, head.height, cycle.snapshot)

@@ -21,8 +21,10 @@ class Outcome(Enum):
     OK = "ok"
     # The reducer raised: the state is as before, the event sits in the dead letters.
     FAILED = "failed"
-    # Nobody handles this event: it is journaled all the same.
+    # The code knows this event and has no handler for it: it is journaled all the same.
     IGNORED = "ignored"
+    # No code knew it in time: it sits in the dead letters as `unknown_event`.
+    UNKNOWN = "unknown"
 
 
 class Step(Record, frozen=True):

@@ -37,7 +37,7 @@ from holdfast.messages import (
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import Space
-from holdfast.world import catalog
+from holdfast.world import catalog, unknown
 
 OK: Literal["ok"] = "ok"
 ALREADY: Literal["already_enqueued"] = "already_enqueued"
@@ -56,6 +56,7 @@ class Accepted(Record, frozen=True):
     seq: int = 0
     code: str = ""
     error: str = ""
+    state: str = ""
 
 
 # -- where it is wanted --------------------------------------------------------------------------
@@ -137,6 +138,7 @@ def receipt_of(intent: Intent, mail: FabricSendParams, found: Accepted) -> Recei
         mail.message_id or intent.intent_hash,
         found.dest_world,
         found.seq.to_bytes(SEQ_BYTES, "big") if found.seq else None,
+        found.state,
     )
     return Receipt(
         intent.intent_hash,
@@ -175,7 +177,7 @@ def _accept(txn: Txn, intent: Intent, mail: FabricSendParams, issued_ns: int | N
     if full or found is None:
         first = inbox.first(txn, subject, key, meaning, issued_ns)
         if first is not None:
-            return Accepted(ALREADY, world_id, first)
+            return _repeated(txn, universe, world_id, first)
     if full:
         return Accepted(FULL, world_id)
     if isinstance(to, WorldName) and found is None:
@@ -183,9 +185,16 @@ def _accept(txn: Txn, intent: Intent, mail: FabricSendParams, issued_ns: int | N
     body = codec.pack(_ingress(intent, mail, universe))
     put = inbox.put.fn(txn, subject, key, body, issued_ns, meaning)
     if put.already:
-        return Accepted(ALREADY, world_id, put.seq)
+        return _repeated(txn, universe, world_id, put.seq)
     catalog.hint(txn, universe, world_id)
     return Accepted(OK, world_id, put.seq)
+
+
+def _repeated(txn: Txn, universe: str, world_id: str, seq: int) -> Accepted:
+    """It was put there before: the sender is told what became of it, and never that it was handled
+    while it waits or is dead."""
+    state = unknown.item(txn, universe, world_id, seq).state
+    return Accepted(ALREADY, world_id, seq, state=state)
 
 
 def _made(txn: Txn, universe: str, world_id: str) -> bool:

@@ -7,14 +7,32 @@ from typing import Any, Protocol
 from holdfast import codec
 from holdfast.errors import Invalid
 from holdfast.messages import FabricSendParams, Ingress
+from holdfast.world.program import Cause
+
+
+def undeclared(**fields: Any) -> Invalid:
+    """What code is told that wants an event, a world type or an effect that it does not declare."""
+    error = Invalid(**fields)
+    error.__dict__["undeclared"] = True
+    return error
+
+
+def is_undeclared(error: Invalid) -> bool:
+    return "undeclared" in error.__dict__
 
 
 class Vocabulary(Protocol):
-    """How an application names its events, worlds and effects."""
+    """How an application names its events, worlds and effects. `undeclared` for what it does not know."""
 
     def encode_event(self, event: Any) -> tuple[str, bytes]: ...
     def world_type(self, kind: Any) -> str: ...
     def effect_call(self, effect: Any, args: tuple[Any, ...]) -> EffectCall: ...
+
+    def encode_again(self, event: Any) -> tuple[str, bytes]:
+        """As `encode_event`, in a replay: this code may have dropped the event's type since."""
+
+    def check_known(self, type: str, cause: Cause) -> None:
+        """`undeclared` if this code has the world type, and the type does not know the cause."""
 
     def check_mail(self, mail: FabricSendParams) -> None:
         """Invalid unless this code could read it: for mail that stays in the universe."""
@@ -42,10 +60,13 @@ class Frame(codec.Record, frozen=True):
     entropy: bytes
     generation: int
     correlation_id: str | None = None
-    # Whether this world handles receipts of its mail.
+    # Whether delivered mail is answered with a receipt.
     mail_answered: bool = False
     # What is being reacted to.
     cause: Ingress | None = None
+    type: str = ""
+    # The step is in the journal already: what it wanted was admitted then.
+    replay: bool = False
 
 
 def packed_plain(what: str, value: Any) -> bytes:

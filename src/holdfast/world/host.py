@@ -7,6 +7,9 @@ reducer did counts exactly when its entry is durable.
 
 A cycle has two halves, so that many worlds share one commit: `prepare` reads the inbox and runs
 reducers, outside any transaction; `cycle.commit` is the transaction. `settle` takes the outcome.
+
+A cycle ends before an item that the code does not know. When such an item is the first, `stops` names
+it, and the worker gives the world back: only code that knows it, or the end of its time, goes on there.
 """
 
 from __future__ import annotations
@@ -27,10 +30,12 @@ from holdfast.errors import StoreCorrupt
 from holdfast.messages import Ingress, Intent
 from holdfast.store.api import Store, Txn
 from holdfast.world import entry, kernel
-from holdfast.world.catalog import subject_of
+from holdfast.world.catalog import UNKNOWN_EVENT, Unknown, subject_of
 from holdfast.world.cycle import Carried, Cycle, Failed, apply
 from holdfast.world.kernel import World
+from holdfast.world.need import Need
 from holdfast.world.restore import restore
+from holdfast.world.unknown import need_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,7 @@ class Host:
         clock: Clock,
         budgets: Budgets,
         policy: SnapshotPolicy,
+        unknown: Unknown | None = None,
     ) -> None:
         self.world = world
         self.lease = lease
@@ -86,6 +92,9 @@ class Host:
         self.working_on = 0
         # Whether there may be entries below the baseline to pack.
         self.compactable = False
+        # The item that an earlier host stopped before, and the one that this host must stop before.
+        self._unknown = unknown
+        self.stops: tuple[Need, int] | None = None
 
     # -- the cycle -----------------------------------------------------------------------------
 
@@ -129,6 +138,7 @@ class Host:
         intents: list[Intent] = []
         failed: list[Failed] = []
         self.loaded = False
+        self.stops = None
         size = 0
         height, seq = self.height, self.cursor
         stop_ns = self.clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
@@ -137,6 +147,23 @@ class Host:
         safe = None
         for item in waiting:
             ingress = _ingress_of(item)
+            if not self.world.program.knows(ingress):
+                given = self._unknown
+                if given is None or not given.given_up or given.seq != item.seq:
+                    self.stops = need_of(self.world.program.type, ingress), item.seq
+                    break
+                height, seq = height + 1, item.seq
+                step = kernel.give_up(
+                    self.world,
+                    ingress,
+                    seq=seq,
+                    wall_ns=wall_ns,
+                    generation=self.lease.generation,
+                    base=self._snapshot_height,
+                )
+                bodies.append(entry.pack(step))
+                failed.append(Failed(seq, item.body, step.error, UNKNOWN_EVENT, ingress.type))
+                continue
             height, seq = height + 1, item.seq
             self.working_on = seq
             stepped = kernel.advance(
@@ -168,6 +195,10 @@ class Host:
             ):
                 break
         self.working_on = 0
+        if not bodies and not self.snapshot_due:
+            # It stops before the first: the state is as it was.
+            self.loaded = True
+            return None
         by_inbox = len(waiting) - len(carried)
         self._tail_bytes += sum(map(len, bodies))
         saved = self._freshen() if self._due(height) else None
@@ -206,6 +237,8 @@ class Host:
             self._snapshot_height = self.height
             self._tail_bytes = 0
             self.compactable = True
+        if cycle.clears:
+            self._unknown = None
 
     def last(self) -> Cycle | None:
         """A last snapshot to leave with, if the journal went on since the one before."""
@@ -260,6 +293,7 @@ class Host:
             wanted_ns,
             tuple(carried),
             self.world.program.history,
+            clears=self._unknown is not None and bool(bodies) and to_seq >= self._unknown.seq,
         )
 
     def _due(self, height: int) -> bool:

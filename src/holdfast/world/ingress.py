@@ -15,7 +15,8 @@ from holdfast.durable.bounds import check_limit
 from holdfast.errors import NotFound, Overloaded, ValueTooLarge
 from holdfast.messages import Ingress, Kind
 from holdfast.store.api import Txn, operation
-from holdfast.world import catalog
+from holdfast.world import catalog, unknown
+from holdfast.world.unknown import Item
 
 # What an ingress may hold besides its value: identities, headers.
 _ENVELOPE_BYTES_MAX = 64 * 1024
@@ -31,9 +32,12 @@ class Address(Record, frozen=True):
 
 
 class Delivered(Record, frozen=True):
+    """`already` says that the key was delivered before, under this seq; `item` what became of it."""
+
     world_id: str
     seq: int
     already: bool
+    item: Item | None = None
 
 
 def user_key(key: str | None) -> str | None:
@@ -81,6 +85,7 @@ def deliver_to(
     if len(body) > MESSAGE_BYTES_MAX + _ENVELOPE_BYTES_MAX:
         raise ValueTooLarge(what="ingress", bytes=len(body), bytes_max=MESSAGE_BYTES_MAX)
     put = inbox.put.fn(txn, subject, key, body)
-    if not put.already:
-        catalog.hint(txn, universe, world_id)
-    return Delivered(world_id, put.seq, put.already)
+    if put.already:
+        return Delivered(world_id, put.seq, True, unknown.item(txn, universe, world_id, put.seq))
+    catalog.hint(txn, universe, world_id)
+    return Delivered(world_id, put.seq, False)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 
 from holdfast import codec
 from holdfast.config import ERROR_TEXT_CHARS_MAX
-from holdfast.errors import HoldfastError, Invalid, ReplayDiverged
-from holdfast.messages import FABRIC_SEND, Ingress, Intent
+from holdfast.errors import HoldfastError, Invalid, ReplayDiverged, UnknownEvent
+from holdfast.messages import Ingress, Intent
 from holdfast.world.context import Context, Frame, Vocabulary
 from holdfast.world.entry import Outcome, Step
-from holdfast.world.program import Program
+from holdfast.world.program import Program, cause_of
 
 
 class World(NamedTuple):
@@ -48,6 +48,7 @@ def advance(
     entropy: bytes,
     generation: int,
     base: int = 0,
+    replay: bool = False,
 ) -> Stepped:
     """Apply one ingress to the state, in place, and say what happened."""
     frame = Frame(
@@ -59,8 +60,10 @@ def advance(
         entropy,
         generation,
         ingress.correlation_id,
-        ("receipt", FABRIC_SEND) in world.program.handlers,
+        world.program.mail_answered,
         ingress,
+        world.program.type,
+        replay,
     )
     cx = Context(frame, world.vocabulary)
     outcome, error = _run(world, state, ingress, cx)
@@ -83,11 +86,32 @@ def advance(
     return Stepped(step, intents, failed)
 
 
+def give_up(
+    world: World, ingress: Ingress, *, seq: int, wall_ns: int, generation: int, base: int
+) -> Step:
+    """The entry of an ingress that no code knew in time. It changes nothing, in any replay."""
+    error = f"unknown_event: no worker declared {ingress.type!r} of {world.program.type} in time"
+    return Step(
+        seq,
+        ingress,
+        wall_ns,
+        b"",
+        world.program.version,
+        generation,
+        Outcome.UNKNOWN,
+        [],
+        error,
+        None,
+        base,
+    )
+
+
 def repeat(
     world: World, state: Any, step: Step, *, height: int, emitted: list[Intent] | None = None
 ) -> Any:
     """Apply a journaled step again; the state after it. ReplayDiverged names the height if it does
-    not come out alike. `emitted` gets what it wanted.
+    not come out alike, UnknownEvent if this code does not know what was handled. `emitted` gets what
+    it wanted.
 
     A step that was ignored, or failed, changed nothing. But a state that was written and read is
     not always the one that was written: an int in a float's place has become a float. So where
@@ -116,8 +140,19 @@ def _repeat(world: World, state: Any, step: Step, height: int, emitted: list[Int
         state = world.program.fresh(state)
     if step.outcome is Outcome.FAILED:
         return world.program.fresh(state)
-    if step.outcome is Outcome.IGNORED:
+    if step.outcome is Outcome.IGNORED or step.outcome is Outcome.UNKNOWN:
         return state
+    if step.outcome is Outcome.OK and not world.program.knows(step.ingress):
+        # Other code handled it: that this code cannot repeat it is no divergence.
+        (side, type), version = cause_of(step.ingress)
+        raise UnknownEvent(
+            world=world.world_id,
+            name=world.name,
+            height=height,
+            side=side,
+            type=type,
+            version=version,
+        )
     stepped = advance(
         world,
         state,
@@ -127,6 +162,7 @@ def _repeat(world: World, state: Any, step: Step, height: int, emitted: list[Int
         wall_ns=step.wall_ns,
         entropy=step.entropy,
         generation=step.generation,
+        replay=True,
     )
     again = stepped.step
     if emitted is not None:
@@ -162,6 +198,10 @@ def _run(world: World, state: Any, ingress: Ingress, cx: Context) -> tuple[Outco
         left: object = handler(state, world.program.message(ingress), cx)
         if inspect.isawaitable(left) or inspect.isgenerator(left):
             raise Invalid(what="handler", type=ingress.type, why="it is not a plain function")
+        if cx.refusal is not None:
+            # It fails though the reducer has caught the error: a step that counts has no refusal, so
+            # a replay admits whatever its entry holds, by whatever code.
+            raise cx.refusal
     except KeyboardInterrupt:
         raise
     except BaseException as error:

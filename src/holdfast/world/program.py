@@ -2,12 +2,15 @@
 
 `app` builds a Program from the user's class; this layer knows only what is here. A stored event is
 one byte of version and the event as msgpack. An older version is brought up, one step at a time, by
-the upcasts that the application gives; a newer one than the code knows is refused.
+the upcasts that the application gives; a newer one than the code knows is unknown to it.
+
+A program *knows* an ingress that it has a handler for, or that the application declares: an event or
+an inbox by `events=`, a receipt by its effect. The host stops before any other (invariant I7).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -15,11 +18,24 @@ import msgspec
 from holdfast import codec
 from holdfast.config import MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
-from holdfast.messages import Ingress, Kind
+from holdfast.messages import FABRIC_SEND, Ingress, Kind
 from holdfast.world.history import Bound
 
 Handler = Callable[[Any, Any, Any], None]
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
+# ("event" | "receipt" | "inbox", the event's type, the effect's kind or the inbox's name).
+Cause = tuple[str, str]
+
+_SIDES = dict.fromkeys(Kind, "event") | {Kind.RECEIPT: "receipt", Kind.INBOX: "inbox"}
+
+
+_VERSIONS = tuple(bytes([version]) for version in range(256))
+
+
+def cause_of(ingress: Ingress) -> tuple[Cause, int]:
+    """What an ingress needs its code to know: the cause, and the version of an event."""
+    side = _SIDES[ingress.kind]
+    return (side, ingress.type), ingress.value[0] if side == "event" and ingress.value else 0
 
 
 class EventType:
@@ -82,7 +98,17 @@ class EventType:
 
 
 class Program:
-    __slots__ = ("_decoder", "events", "handlers", "history", "state", "type", "version")
+    __slots__ = (
+        "_decoder",
+        "events",
+        "handlers",
+        "history",
+        "known",
+        "mail_answered",
+        "state",
+        "type",
+        "version",
+    )
 
     def __init__(
         self,
@@ -90,17 +116,28 @@ class Program:
         version: str,
         state: type[Any],
         events: Mapping[str, EventType],
-        handlers: Mapping[tuple[str, str], Handler],
+        handlers: Mapping[Cause, Handler],
         history: Bound | None = None,
+        declared: Iterable[Cause] = (),
     ) -> None:
+        """`declared` is journaled and ignored where it has no handler."""
         self.type = type
         # How much history such a world keeps; None: all of it.
         self.history = history
         self.version = version
         self.state = state
         self.events = dict(events)
-        # By ("event" | "receipt" | "inbox", the event's type, the effect's kind or the inbox).
         self.handlers = dict(handlers)
+        # Each known cause, with the newest version of it that this code reads. Receipts and inboxes
+        # have no version.
+        self.known: dict[Cause, int] = {
+            cause: events[cause[1]].version if cause[0] == "event" else 0
+            for cause in (*handlers, *declared)
+        }
+        # Delivered mail is answered where the receipts of mail are handled or declared.
+        self.mail_answered = ("receipt", FABRIC_SEND) in self.known
+        # The runtime itself tells of mail that it could not deliver.
+        self.known[("receipt", FABRIC_SEND)] = 0
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
 
     def initial(self) -> Any:
@@ -136,9 +173,13 @@ class Program:
         return Invalid(what="state", type=self.type, why=f"{type(error).__name__}: {error}")
 
     def handler(self, ingress: Ingress) -> Handler | None:
-        kind = ingress.kind
-        side = "receipt" if kind is Kind.RECEIPT else "inbox" if kind is Kind.INBOX else "event"
-        return self.handlers.get((side, ingress.type))
+        return self.handlers.get((_SIDES[ingress.kind], ingress.type))
+
+    def knows(self, ingress: Ingress) -> bool:
+        """Whether this code may consume an ingress."""
+        version = self.known.get((_SIDES[ingress.kind], ingress.type))
+        # An event begins with its version.
+        return version is not None and (not version or ingress.value[:1] <= _VERSIONS[version])
 
     def message(self, ingress: Ingress) -> Any:
         """What the handler is given: the event, or the receipt or mail as it was stored."""

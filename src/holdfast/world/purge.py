@@ -228,7 +228,7 @@ def _erase_timers(txn: Txn, universe: str, world_id: str, limit: int) -> bool:
 def _erase_rows(txn: Txn, universe: str, world_id: str, limit: int) -> bool:
     """What it was given as a fork, and the names by which it knows that."""
     left = limit
-    for kind in ("h", "r"):
+    for kind in ("h", "r", "g"):
         prefix = schema.prefix(Space.WORLD, universe, kind, world_id)
         rows = txn.scan(prefix, tuples.after(prefix), left)
         for key, _ in rows:

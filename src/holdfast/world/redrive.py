@@ -1,6 +1,7 @@
-"""Back into the inbox: events that a reducer failed on, once an operator has redriven them.
+"""Back into the inbox: events that a reducer failed on, or that no code knew in time (`unknown`), once
+an operator has redriven them.
 
-A failed event is a dead letter in the queue `failures(universe)`. Redriven, it is an item there, and
+Such an event is a dead letter in the queue `failures(universe)`. Redriven, it is an item there, and
 `redeliver` puts it at the end of its world's inbox, under a key of its own. Taking it from the queue
 and delivering it are one operation: it is in one place or the other.
 
@@ -18,6 +19,7 @@ from holdfast.durable.queue import Claim
 from holdfast.errors import Invalid, NotFound, Overloaded
 from holdfast.messages import Ingress
 from holdfast.store.api import Txn, operation
+from holdfast.world import unknown
 from holdfast.world.ingress import enqueue
 
 # What one call delivers at most; a full inbox is tried again after the delay.
@@ -27,7 +29,7 @@ _CLAIM_TTL_NS = 1 * S
 
 
 class Letter(Record, frozen=True):
-    """What is known of an event that a reducer failed on."""
+    """An event that became a dead letter."""
 
     world_id: str
     seq: int
@@ -35,7 +37,7 @@ class Letter(Record, frozen=True):
 
 
 def failures(universe: str) -> str:
-    """The queue where events end that a reducer failed on."""
+    """The queue where events end that a reducer failed on, or that no code knew in time."""
     return f"{universe}/failed-events"
 
 
@@ -53,7 +55,8 @@ def redeliver(txn: Txn, universe: str, worker: str, limit: int = REDELIVERED_MAX
         try:
             letter = codec.unpack_as(Letter, queue.payload_of(txn, claim))
             ingress = codec.unpack_as(Ingress, letter.ingress)
-            enqueue.fn(txn, universe, letter.world_id, _key(claim), ingress)
+            put = enqueue.fn(txn, universe, letter.world_id, _key(claim), ingress)
+            unknown.redriven(txn, universe, letter.world_id, letter.seq, put.seq)
         except Overloaded as error:
             queue.settle.fn(
                 txn, [], [queue.Failure(claim.token, error.code, str(error), True, FULL_DELAY_NS)]

@@ -1,7 +1,8 @@
 """Who hosts a world: the lease on it, with the assignment's consent (protocols A and B).
 
 A worker asks for many worlds at once and gets an answer for each. A world that is paused, parked or
-deleted is not hosted, and neither is one that is assigned to another worker.
+deleted is not hosted, and neither is one that is assigned to another worker, nor one that waits for a
+worker that knows its next item (`unknown`).
 
 A lease that ran out while its world had work is held against the seq that was next: a reducer that
 never returns, or kills its process, loses the lease there again and again. After `stuck_max` times
@@ -28,6 +29,7 @@ from holdfast.world.catalog import Blocker, Event, Status, WorldRecord, subject_
 ELSEWHERE = "assigned_to_another"
 HELD = "held"
 UNKNOWN = "unknown"
+STOPPED = "stopped"
 # Losses at one seq after which a world is run by itself.
 SUSPECT = 2
 
@@ -94,6 +96,8 @@ def _acquire(
         return Granted(world_id, None, None, UNKNOWN)
     if record.status is not Status.ACTIVE:
         return Granted(world_id, None, record, record.status.value)
+    if record.stopped:
+        return Granted(world_id, None, record, STOPPED)
     assigned = catalog.assignment(txn, universe, world_id)
     if assigned is not None and assigned.desired_worker_id not in (None, worker):
         return Granted(world_id, None, record, ELSEWHERE)

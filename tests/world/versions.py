@@ -1,0 +1,114 @@
+"""Two versions of one application: each knows an event, an effect, a timer, an inbox and a world type
+that the other does not."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+
+import holdfast as hf
+from holdfast import errors as hf_errors
+
+
+class Kept(hf.Event):
+    """Both versions handle it."""
+
+    text: str = ""
+
+
+class Named(hf.Event):
+    """Both versions name it in `events=`, and no world handles it."""
+
+
+class Asked(hf.Event):
+    """Both versions handle it: it wants what only its own version knows."""
+
+    what: str
+
+
+class Old(hf.Event):
+    """The first version handles it."""
+
+    text: str = ""
+
+
+class New(hf.Event):
+    """The second version handles it."""
+
+    text: str = ""
+
+
+@hf.effect("fx.old")
+def old_effect(call: hf.Call) -> str:
+    return "old"
+
+
+@hf.effect("fx.new")
+def new_effect(call: hf.Call) -> str:
+    return "new"
+
+
+def _version(mark: str, own: type[hf.Event], effect: Any, inbox: str) -> SimpleNamespace:
+    class Desk(hf.World):
+        seen: list[str] = msgspec.field(default_factory=list)
+
+        @hf.on(Kept)
+        def kept(self, event: Kept, cx: hf.Context) -> None:
+            self.seen.append(f"kept {event.text}")
+            cx.reply(event.text)
+
+        @hf.on(own)
+        def mine(self, event: Any, cx: hf.Context) -> None:
+            self.seen.append(f"{mark} {event.text}")
+            cx.reply(f"{mark} {event.text}")
+
+        @hf.on(hf.inbox(inbox))
+        def posted(self, mail: hf.Mail[Any], cx: hf.Context) -> None:
+            self.seen.append(f"{mark} mail {mail.payload}")
+
+        @hf.on(Asked)
+        def asked(self, event: Asked, cx: hf.Context) -> None:
+            if event.what == "timer":
+                cx.after(1, own("timer"))
+            elif event.what == "effect":
+                cx.do(effect)
+            elif event.what == "mail":
+                cx.send(Desk, "other", own("mail"))
+            elif event.what == "post":
+                cx.post(Desk, "other", inbox, 7)
+            elif event.what == "wrong mail":
+                cx.send(Desk, "other", New() if own is Old else Old())
+            elif event.what == "wrong timer":
+                cx.after(1, New() if own is Old else Old())
+            elif event.what == "wrong post":
+                cx.post(Desk, "other", "nowhere", 1)
+            elif event.what == "wrong effect":
+                cx.do(new_effect if own is Old else old_effect)
+            elif event.what == "caught":
+                try:
+                    cx.send(Desk, "other", New() if own is Old else Old())
+                except hf_errors.Invalid:
+                    self.seen.append("caught")
+
+        @hf.on(effect)
+        def done(self, receipt: hf.Receipt[str], cx: hf.Context) -> None:
+            self.seen.append(f"{mark} {receipt.value}")
+
+    class Extra(hf.World):
+        """A world type of one version."""
+
+        count: int = 0
+
+        @hf.on(Kept)
+        def kept(self, event: Kept, cx: hf.Context) -> None:
+            self.count += 1
+
+    worlds: list[type[hf.World]] = [Desk, Extra] if own is New else [Desk]
+    app = hf.App("desk", worlds=worlds, events=[Named], version=mark)
+    return SimpleNamespace(app=app, Desk=Desk, Extra=Extra)
+
+
+old = _version("old", Old, old_effect, "old-box")
+new = _version("new", New, new_effect, "new-box")
