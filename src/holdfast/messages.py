@@ -194,8 +194,6 @@ class FabricSendReceipt(Record, frozen=True):
     dest_world: str
     # Its place in the inbox, in bytes that sort as it does.
     enqueued_seq: bytes | None = None
-    # Of a repeat: what became of the first, `waiting`, `handled`, `failed` or `dead`.
-    state: str = ""
 
     @property
     def seq(self) -> int | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from holdfast.clock import S
-from holdfast.sim import check_app
+from holdfast.sim import check_app, check_worlds
 from holdfast.sim.checkers import CHECKERS, check_all
 from tests.sim.universe import (
     SUBJECT,
@@ -21,6 +21,7 @@ from tests.sim.universe import (
     queue_of,
     receipt,
     record,
+    renewed,
     row,
 )
 
@@ -153,6 +154,28 @@ RIGHT: dict[str, Callable[[], Universe]] = {
 def snapshot_of(state: bytes) -> dict[str, object]:
     saved = {"hash": b"", "at_ns": 0, "bytes": 0, "state": state}
     return {"states": {2: saved}, "baseline": {"height": 2, "hash": b""}}
+
+
+# As the configuration of these histories says.
+UNKNOWN_S = 2
+
+
+def given_up() -> Universe:
+    """An item that its code did not know, and that was given up in time."""
+    return (
+        Universe()
+        .runs("a", "Renewed")
+        .granted(1)
+        .sent(2, 1, renewed("p"), "k")
+        .stopped(3, 1)
+        .granted(4, epoch=2)
+        .cycle(4 + UNKNOWN_S, renewed("p"), epoch=2, outcome="unknown")
+    )
+
+
+def test_an_item_that_is_given_up_in_time_breaks_nothing() -> None:
+    good = given_up().sent(9, 1, renewed("p"), "k", already=True, item={"state": "dead", "seq": 1})
+    assert [one for one in check_worlds.findings(good.history) if one.number == "I7"] == []
 
 
 WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
@@ -304,6 +327,57 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
         "I5",
         "the key of one message was taken for another",
         lambda: told().sent(6, 3, paid("other", 1), "k3", already=True),
+    ),
+    (
+        "I7",
+        "code consumes an event that it does not know",
+        lambda: (
+            Universe()
+            .runs("a", "Renewed")
+            .granted(1)
+            .sent(2, 1, renewed("p"))
+            .cycle(3, renewed("p"))
+        ),
+    ),
+    (
+        "I7",
+        "an item is given up before its time",
+        lambda: (
+            Universe()
+            .runs("a", "Renewed")
+            .granted(1)
+            .sent(2, 1, renewed("p"))
+            .stopped(3, 1)
+            .granted(4, epoch=2)
+            .cycle(3 + UNKNOWN_S - 0.5, renewed("p"), epoch=2, outcome="unknown")
+        ),
+    ),
+    (
+        "I7",
+        "an item is given up without having waited",
+        lambda: (
+            Universe()
+            .runs("a", "Renewed")
+            .granted(1)
+            .sent(2, 1, renewed("p"))
+            .cycle(9, renewed("p"), outcome="unknown")
+        ),
+    ),
+    (
+        "I7",
+        "a key is answered as handled while its item waits",
+        lambda: (
+            Universe()
+            .sent(2, 1, paid("p", 1), "k")
+            .sent(3, 1, paid("p", 1), "k", already=True, item={"state": "handled", "seq": 1})
+        ),
+    ),
+    (
+        "I7",
+        "a key is answered as handled while its item is dead",
+        lambda: given_up().sent(
+            9, 1, renewed("p"), "k", already=True, item={"state": "handled", "seq": 1}
+        ),
     ),
     (
         "L3",

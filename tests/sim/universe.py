@@ -20,7 +20,8 @@ Plain = dict[str, Any]
 
 W = "w1"
 SUBJECT = f"u/{W}"
-CONFIG = {"budgets": {}, "retention_ns": 10 * S, "progress_ns": S, "rest_ns": 0, "stuck_max": 3}
+CONFIG = {"budgets": {}, "retention_ns": 10 * S, "progress_ns": S, "rest_ns": 0, "stuck_max": 3,
+          "unknown_ns": 2 * S}  # fmt: skip
 GENESIS = bytes(32)
 
 pack = msgspec.msgpack.encode
@@ -69,6 +70,11 @@ def receipt(want: check_app.Want, **told: Any) -> list[Any]:
 
 def paid(id: str, amount: int) -> list[Any]:
     return event("Paid", id=id, amount=amount, note="")
+
+
+def renewed(id: str) -> list[Any]:
+    """Of a type that not every version of the code knows."""
+    return event("Renewed", id=id, then="", to="")
 
 
 class Universe:
@@ -145,7 +151,7 @@ class Universe:
         if not already:
             box["rows"][seq] = row(key, ingress)
             box["last_seq"] = max(seq, box["last_seq"])
-        value = {"world_id": W, "seq": seq, "already": already}
+        value = {"world_id": W, "seq": seq, "already": already, "item": more.pop("item", None)}
         return self.did(at_s, "ingress.deliver", args, value, **more)
 
     def cycle(
@@ -222,6 +228,15 @@ class Universe:
     def state_bytes(self, height: int) -> bytes:
         return check_app.stored(self.states[height])
 
+    def runs(self, worker: str = "a", *unknown: str) -> Universe:
+        """A worker whose code does not know some types."""
+        return self.did(0, "code", {"unknown": list(unknown)}, actor=worker)
+
+    def stopped(self, at_s: float, seq: int, worker: str = "a", epoch: int = 1) -> Universe:
+        """It gives the world back before an item that it does not know."""
+        args = {"universe": "u", "world_id": W, "held": lease(worker, epoch), "seq": seq}
+        return self.did(at_s, "cycle.stop", args, actor=worker)
+
     # -- the rows that follow ------------------------------------------------------------------
 
     def _entry(self, ingress: list[Any], wrong: Plain, *, last: bool) -> bytes:
@@ -233,7 +248,7 @@ class Universe:
             "entropy": b"e" * 16,
             "code": "1",
             "generation": 1,
-            "outcome": "ok",
+            "outcome": "unknown" if wrong.get("outcome") == "unknown" else "ok",
             "emitted": [],
             "error": "",
             "reply": None,

@@ -30,7 +30,7 @@ with app.open("./data") as rt:
     ada = rt.world(Account, "ada")
     reveal_type(ada.state().balance)                    #: Revealed type is "int"
     reveal_type(ada.state(at=3))                        #: Revealed type is "bank.Account"
-    reveal_type(ada.send(Deposited(5)))                 #: Revealed type is "int"
+    reveal_type(ada.send(Deposited(5)))                 #: Revealed type is "holdfast.app.handle.Delivery"
     reveal_type(ada.fork("what-if").state().balance)    #: Revealed type is "int"
     ada.state().balanec                                 #: "Account" has no attribute "balanec"
     Deposited("5")                                      #: incompatible type "str"; expected "int"

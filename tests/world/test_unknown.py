@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
+from holdfast import codec
 from holdfast.app.app import App
 from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
@@ -15,7 +16,7 @@ from holdfast.authority import declared, workers
 from holdfast.clock import S
 from holdfast.durable import lease, queue
 from holdfast.errors import Invalid, Timeout, UnknownEvent
-from holdfast.messages import event_ingress
+from holdfast.messages import FABRIC_SEND, FabricSendParams, Intent, event_ingress
 from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.readiness import look
@@ -24,6 +25,7 @@ from holdfast.roles.world_worker import WorldWorker
 from holdfast.world import catalog, redrive, unknown
 from holdfast.world.catalog import Event as Change
 from holdfast.world.cycle import Failed, commit
+from holdfast.world.fabric import Accepted, accept_many, receipt_of
 from holdfast.world.ingress import enqueue
 from holdfast.world.kernel import World
 from holdfast.world.restore import check_snapshots, restore
@@ -449,15 +451,30 @@ def test_ask_says_that_the_world_has_stopped(sim: Town) -> None:
     assert told.value.waits_for == "New"
 
 
-def test_a_repeat_of_mail_tells_what_became_of_the_first(sim: Town) -> None:
+def test_a_repeat_of_mail_is_told_that_the_first_is_a_dead_letter(sim: Town) -> None:
     sim.start("A", old.app)
     desk = sim.later()
-    desk.send(New("1"))
+    desk.create()
+    params = FabricSendParams(
+        dest_world=sim.id(desk), schema="New", value_cbor=new.app.encode_event(New("1"))[1]
+    )
+    packed = codec.pack(params)
+    intent = Intent("desk", "w", b"i" * 32, FABRIC_SEND, packed, "w", b"", 0, from_height=1)
+
+    def accept() -> Accepted:
+        [found] = sim.store.transact(accept_many, [(intent, 0)])
+        return found
+
+    assert accept() == Accepted("ok", sim.id(desk), 1)
     sim.go_on()
     assert sim.store.read(unknown.item, "desk", sim.id(desk), 1) == Item("waiting", 1, "New")
+    assert accept() == Accepted("already_enqueued", sim.id(desk), 1)
     sim.wait(WAIT_S)
     letter = sim.dead()[0].seq
     assert sim.store.read(unknown.item, "desk", sim.id(desk), 1) == Item("dead", 1, "New", letter)
+    told = accept()
+    assert (told.status, told.seq, told.code) == ("already_enqueued", 1, "unknown_event")
+    assert receipt_of(intent, params, told).code == "unknown_event"
 
 
 # -- the door --------------------------------------------------------------------------------------

@@ -45,9 +45,10 @@ SAVED = _names("hash at_ns bytes state")
 BASELINE = _names("height hash")
 WORLD = _names(
     "universe world_id type name created_ns status blocker lineage stuck_seq stuck_count "
-    "stuck_alone"
+    "stuck_alone deleted_ns purged unknown"
 )
 BLOCKER = _names("code text height since_ns")
+UNKNOWN = _names("side type version seq since_ns waits given_up priority")
 LINEAGE = _names("parent_world_id parent_snapshot_hash forked_at_height")
 SLOT = _names("intent_hash seq")
 PENDING = _names("world_id effect_kind seq correlation_id tag dead")
@@ -172,6 +173,7 @@ def _new_inbox() -> Plain:
 def _new_universe() -> Plain:
     return {
         "names": {}, "records": {}, "assignments": {}, "by_worker": [], "counts": {}, "hints": [],
+        "stopped": [],
         "pending": {}, "slots": [],
     }  # fmt: skip
 
@@ -288,14 +290,16 @@ def _world_row(universe: Plain, path: tuple[Any, ...], value: bytes) -> None:
         universe["names"][f"{path[1]}/{path[2]}"] = value.decode()
     elif kind == "w":
         record = _fields(WORLD, value)
-        for name, fields in (("blocker", BLOCKER), ("lineage", LINEAGE)):
-            if record[name] is not None:
+        for name, fields in (("blocker", BLOCKER), ("lineage", LINEAGE), ("unknown", UNKNOWN)):
+            if record.get(name) is not None:
                 record[name] = _named(fields, record[name])
         universe["records"][path[1]] = record
     elif kind == "a":
         universe["assignments"][path[1]] = _fields(ASSIGNMENT, value)
     elif kind == "b":
         universe["by_worker"].append([path[1], path[2]])
+    elif kind == "u":
+        universe["stopped"].append(path[3])
     elif kind == "c":
         universe["counts"][path[1]] = _int(value)
     elif kind == "t":

@@ -161,6 +161,9 @@ def react(state: Plain, step: Plain, world_id: str, name: str, height: int) -> R
         state = fresh(state)
     receipt = ingress["kind"] == "receipt"
     handlers = _RECEIPTS if receipt else _HANDLERS
+    if step["outcome"] == "unknown":
+        # It was given up: whether it might be is another question (I7).
+        return Reaction("unknown", state)
     if ingress["type"] not in handlers:
         return Reaction("ignored", state)
     if ingress["type"] == "Botched":
@@ -279,6 +282,21 @@ def _woken(state: Plain, event: Plain, place: Place) -> list[Want]:
     return [_want(place, "timer.cancel", _encode(event["key"]))]
 
 
+def _renewed(state: Plain, event: Plain, place: Place) -> list[Want]:
+    state["balance"] += 1
+    if event["then"] == "timer":
+        again = _event({"id": f"{event['id']}~", "then": "", "to": ""})
+        slot = f"@{place.height}.0"
+        timer = [slot, "Renewed", again, 1_000_000_000, None, "", "UTC", "one"]
+        return [_want(place, "timer.set", _encode(timer))]
+    if event["then"] == "mail":
+        again = _event({"id": f"{event['id']}>", "then": "", "to": ""})
+        to = ["Account", event["to"]]
+        mail: list[Any] = [None, to, "typed_event", "Renewed", again, None, None, {}, None, None]
+        return [_want(place, "fabric.send", _encode(mail))]
+    return []
+
+
 def _deadly(state: Plain, event: Plain, place: Place) -> list[Want]:
     state["balance"] += 1
     return []
@@ -307,6 +325,7 @@ _HANDLERS: dict[str, Any] = {
     "Ticked": _ticked,
     "Woken": _woken,
     "Deadly": _deadly,
+    "Renewed": _renewed,
     "Fickle": _fickle,
     "Moody": _moody,
     "Botched": None,

@@ -159,6 +159,11 @@ class Comparison:
         """A world that has work is hinted to whoever looks for it: its worker, or the leader."""
         if record["status"] != "active" or not rows.inbox(subject)["rows"]:
             return
+        unknown = record.get("unknown")
+        if unknown is not None and unknown["waits"]:
+            if world.world_id not in found["stopped"]:
+                self._bad("R3", f"{subject}: waits for code, and is not listed")
+            return
         assigned = found["assignments"].get(world.world_id)
         worker = "" if assigned is None else assigned["desired_worker_id"] or ""
         if [worker, world.world_id] not in found["hints"]:
@@ -206,7 +211,7 @@ class Comparison:
             for subject, world in self.model.worlds.items()
             if subject.startswith(f"{universe}/")
             for step in world.steps
-            if step["outcome"] == "failed"
+            if step["outcome"] in ("failed", "unknown")
         )
         letters = {
             n: letter

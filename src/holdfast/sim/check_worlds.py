@@ -1,4 +1,4 @@
-"""Checkers of worlds, by replaying a model: J1 to J6, I1 to I5, K1, E1, E3, T1, F1, D1, A1, S3, S4, R3.
+"""Checkers of worlds, by replaying a model: J1 to J6, I1 to I5, I7, K1, E1, E3, T1, F1, D1, A1, S3, S4, R3.
 
 Ingress gets a number when it is delivered; a cycle journals the next of it, in order; `check_app` says
 what each entry should hold, what it should have emitted and which state follows. Who may host a world
@@ -33,6 +33,7 @@ class _Replay:
         self._stuck_max = config.get("stuck_max", 0)
         self._retention_ns = config.get("retention_ns", 0)
         self.model.crowded = config.get("crowded", False)
+        self._unknown_ns = config.get("unknown_ns", 0)
 
     def step(self, event: Event) -> None:
         if event.op == "audit":
@@ -40,6 +41,9 @@ class _Replay:
             comparison.compare()
             self.found += comparison.found
             self.found += check_intents.Compared(self.model, event).found()
+        elif event.op == "code":
+            worker = event.actor, event.incarnation
+            self.model.unknown[worker] = set(event.args["unknown"])
         elif event.op == "diverged":
             self._diverged(event)
         elif event.op == "effect.call":
@@ -81,6 +85,8 @@ class _Replay:
             self._bad("I5", f"{subject}: key {key!r} was taken with another body", event)
         elif first is not None and (first[0] != seq or not value["already"]):
             self._bad("I4", f"{subject}: key {key!r} is {seq}, was {first[0]}", event)
+        if value["already"]:
+            self._answered(event, subject, world, seq, value.get("item"))
         if not value["already"]:
             if seq in world.delivered or seq <= world.cursor:
                 self._bad("I1", f"{subject}/{seq}: a sequence number was given twice", event)
@@ -89,6 +95,27 @@ class _Replay:
             world.keys.setdefault(key, (seq, body, event.at_ns))
         if event.result == "ok":
             world.known.add(seq)
+
+    def _answered(
+        self, event: Event, subject: str, world: World, seq: int, item: Plain | None
+    ) -> None:
+        """A key is answered with what became of its item, and never as handled while that waits or is
+        dead. What was given up and redriven has another number."""
+        state, now = ("", seq) if item is None else (item["state"], item["seq"])
+        steps = world.steps
+        if now > len(steps):
+            right = {"waiting"}
+        elif steps[now - 1]["outcome"] == "unknown":
+            id = id_of(steps[now - 1]["ingress"])
+            again = [one for one in steps[now:] if id_of(one["ingress"]) == id]
+            right = set() if again else {"dead"}
+        else:
+            right = {"failed" if steps[now - 1]["outcome"] == "failed" else "handled"}
+        if now != seq and (seq > len(steps) or steps[seq - 1]["outcome"] != "unknown"):
+            right = set()
+        if state not in right:
+            text = f"{subject}/{seq}: its key is answered as {state or 'delivered'}, now {now}"
+            self._bad("I7", text, event)
 
     # -- the host --------------------------------------------------------------------------------
 
@@ -155,6 +182,7 @@ class _Replay:
             self._bad("I4", f"{subject}/{seq}: journaled, but nobody delivered it", event)
         elif put is not None and put[1] != list(ingress.values()):
             self._bad("I1", f"{subject}/{seq}: journaled with another body", event)
+        self._consumed(event, subject, world, step)
         should = check_app.react(world.states[-1], step, world.world_id, world.name, height)
         emitted = [want.content for want in should.wants]
         for what, was, right in (
@@ -171,6 +199,25 @@ class _Replay:
         world.wants.append(should.wants)
         for want in should.wants:
             self._wanted(event, subject, world, want)
+
+    def _consumed(self, event: Event, subject: str, world: World, step: Plain) -> None:
+        """Code consumes nothing that it does not know. What it gives up has waited for its time."""
+        seq, type = step["seq"], step["ingress"]["type"]
+        strange = type in self.model.unknown.get((event.actor, event.incarnation), ())
+        if step["outcome"] != "unknown":
+            if strange:
+                self._bad("I7", f"{subject}/{seq}: {type} consumed by code without it", event)
+            return
+        since_ns = world.stopped_ns.get(seq)
+        if not strange or since_ns is None or event.at_ns < since_ns + self._unknown_ns:
+            self._bad("I7", f"{subject}/{seq}: {type} given up, waiting since {since_ns}", event)
+
+    def _stop(self, event: Event) -> None:
+        """A world waits before an item: assigned to nobody, from the first time on."""
+        world = self._world(_subject(event))
+        world.worker = None
+        if event.args["seq"]:
+            world.stopped_ns.setdefault(event.args["seq"], event.at_ns)
 
     def _wanted(self, event: Event, subject: str, world: World, want: Want) -> None:
         """A key stands for what it was used for first; something else under it is refused. The key
@@ -420,6 +467,7 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "tenure.try_alone": _Replay._try_alone,
     "lease.release": _Replay._let_go,
     "lease.leave": _Replay._let_go,
+    "cycle.stop": _Replay._stop,
     "catalog.assign": _Replay._assign,
     "catalog.unassign": _Replay._unassign,
     "catalog.change": _Replay._change,

@@ -91,6 +91,7 @@ _LINES: list[tuple[str, str, tuple[Check, ...]]] = [
     ("I4", "unknown ingress appears 0 or 1 times, retries converge", (_found("I4"),)),
     ("I5", "same key, other body is a conflict", (_found("I5"),)),
     ("I6", "replayed events are told once, by a cursor that stays", (_found("I6"),)),
+    ("I7", "code consumes nothing that it does not know", (_found("I7"),)),
     ("E1", "each intent ends in exactly one receipt", (_found("E1"),)),
     ("E2", "receipts are accepted under the current claim alone", (_found("E2"),)),
     ("E3", "every call of an intent, or of a row, has one key", (_found("E3"),)),

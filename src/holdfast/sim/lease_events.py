@@ -93,6 +93,12 @@ def _left(event: Event) -> Iterator[Event]:
             yield _as(event, "lease.leave", {"lease": lease})
 
 
+def _stopped(event: Event) -> Iterator[Event]:
+    """A world given back before an item that its host does not know."""
+    if event.applied:
+        yield _as(event, "lease.release", {"lease": event.args["held"]})
+
+
 def _changed(event: Event) -> Iterator[Event]:
     if event.applied and event.args.get("event") != "resume":
         resource = f"{event.args['universe']}/{event.args['world_id']}"
@@ -152,6 +158,7 @@ _TOLD: dict[str, Callable[[Event], Iterator[Event]]] = {
     "cycle.commit": _cycled,
     "cycle.apply": _cycled_alone,
     "cycle.leave": _left,
+    "cycle.stop": _stopped,
     "claims.turn": _turned,
     "tenure.acquire": _acquired,
     "tenure.park": _changed,

@@ -46,6 +46,8 @@ class World:
     # It is run by itself, so that nobody else is to blame for the next loss.
     alone: bool = False
     redriven: Counter[str] = field(default_factory=Counter)
+    # Since when it has stopped before an item, by seq.
+    stopped_ns: dict[int, int] = field(default_factory=dict)
 
     @property
     def height(self) -> int:
@@ -80,6 +82,8 @@ class Model:
     letters: dict[int, tuple[str, int, str]] = field(default_factory=dict)
     letters_last: int = 0
     redriven: set[int] = field(default_factory=set)
+    # By incarnation: the event types that its code does not know.
+    unknown: dict[tuple[str, str], set[str]] = field(default_factory=dict)
 
     def world(self, subject: str) -> World:
         found = self.worlds.get(subject)

@@ -28,7 +28,44 @@ _HEAD = (
 )
 _INBOX = '__import__("holdfast.durable.inbox", fromlist=["inbox"])'
 
+_STRANGE = "given is None or not given.given_up or given.seq != item.seq"
+
 WORLDS: dict[str, tuple[Edit, ...]] = {
+    # two versions of the code
+    "unknown: journaled as ignored": (
+        Edit(_prepare, "not self.world.program.knows(ingress)", "False"),
+    ),
+    "unknown: given up too early": (
+        Edit(
+            "roles.orchestrator:Orchestrator._overdue",
+            "self.store.now_ns() >= since_ns + self._unknown_event_ns",
+            "True",
+        ),
+    ),
+    "unknown: given up by any host": (
+        Edit(_prepare, _STRANGE, "False"),
+        Edit(_check, "now is None or not now.given_up or now.seq != failed.seq", "False"),
+    ),
+    "unknown: a key that waits answered as handled": (
+        Edit("world.unknown:item", 'Item("waiting", seq, blocked)', 'Item("handled", seq)'),
+    ),
+    "unknown: a key of a dead letter answered as handled": (
+        Edit(
+            "world.unknown:item",
+            'Item("dead", seq, found.type, found.letter)',
+            'Item("handled", seq)',
+        ),
+    ),
+    "unknown: redriven, and its key still dead": (
+        Edit("world.unknown:redriven", "found is not None", "False"),
+    ),
+    "unknown: stopped, and listed nowhere": (
+        Edit(
+            "world.unknown:mark",
+            "txn.put(stopped.row_key(universe, record.type, world_id), codec.pack(need))",
+            "pass",
+        ),
+    ),
     # the cycle
     "host: lease not checked": (Edit(_check, "txn.require_live(cycle.lease)", "pass"),),
     "host: cursor not moved": (

@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from holdfast.app.app import App
 from holdfast.clock import MS
+from holdfast.config import UNKNOWN_EVENT_S
 from holdfast.durable.lease import Lease
 from holdfast.durable.queue import topic
 from holdfast.errors import CommitUnknown, HoldfastError, StoreReplaced
@@ -100,9 +101,12 @@ class Hosting(RoleProcess):
 class Leading(RoleProcess):
     """An orchestrator, or one that stands by."""
 
-    def __init__(self, name: str, app: App, ttl_s: float) -> None:
+    def __init__(
+        self, name: str, app: App, ttl_s: float, unknown_event_s: float = UNKNOWN_EVENT_S
+    ) -> None:
         super().__init__(name, app)
         self.ttl_s = ttl_s
+        self.unknown_event_s = unknown_event_s
 
     def role(self, life: Life) -> Role:
         role = Orchestrator(
@@ -112,6 +116,7 @@ class Leading(RoleProcess):
             incarnation=life.incarnation,
             lease_ttl_s=self.ttl_s,
             worker_ttl_s=self.ttl_s,
+            unknown_event_s=self.unknown_event_s,
             clock=life.clock,
         )
         life.store.acting = lambda fn: _lease_of_leader(role, fn)

@@ -29,6 +29,10 @@ REST_NS = 5 * S
 FAULTS_UNTIL = 0.6
 # Leases lost at one message, after which its world is parked.
 STUCK_MAX = 3
+# An item that no live worker knows is given up after this long.
+UNKNOWN_NS = S * 4 // 5
+# Of a thousand runs of worlds with several workers, those with two versions of their code.
+VERSIONS_MILLE = 400
 # Of a thousand runs of effects, those with a process that hosts worlds, does their effects and
 # fires their timers.
 HOUSEHOLD_MILLE = 500
@@ -94,6 +98,8 @@ class Settings:
     crowded: bool = False
     # Mail to another universe goes by a lane of its own, as to another store.
     lanes: bool = False
+    # Workers run two versions of the code, and change it when they start anew.
+    versions: bool = False
     rates: dict[Fault, int] = field(default_factory=dict)
     nemesis: tuple[str, ...] = ()
     failures_max: int = 3
@@ -123,6 +129,7 @@ class Settings:
             "progress_ns": PROGRESS_NS,
             "rest_ns": REST_NS,
             "stuck_max": STUCK_MAX,
+            "unknown_ns": UNKNOWN_NS,
             "claims_whole": not self.ledger.partitions,
         }
 
@@ -185,6 +192,8 @@ def swarm(tape: Tape) -> Settings:
             settings.world_workers = 1 + tape.chance(300)
             # Besides its own: a timer worker of another process that fires the same timers, or none.
             settings.timer_workers = int(tape.chance(300))
+    if settings.workload == Workload.WORLDS and settings.world_workers > 1:
+        settings.versions = tape.chance(VERSIONS_MILLE)
     if settings.workload == Workload.TASKS:
         settings.audit_every = 50
     if settings.workload == Workload.LEDGER:

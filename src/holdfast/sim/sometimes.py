@@ -261,6 +261,16 @@ _WORLDS: dict[str, Sight] = {
     "world: reducer raised": _did("commit", lambda event: bool(event.args["cycle"]["failed"])),
     "world: failed event redriven": _did("queue.redrive", lambda event: event.args["queue"].endswith("failed-events")),
     "world: failed event delivered again": _did("redrive.redeliver", lambda event: event.value > 0),
+    "world: stopped before an unknown item": _did("cycle.stop"),
+    "world: unknown item given up": _did(
+        "commit", lambda event: any(one["code"] == "unknown_event" for one in event.args["cycle"]["failed"])
+    ),
+    "world: key of an item that waits": _did(
+        "ingress.deliver", lambda event: (event.value["item"] or {}).get("state") == "waiting"
+    ),
+    "world: key of an item that is dead": _did(
+        "ingress.deliver", lambda event: (event.value["item"] or {}).get("state") == "dead"
+    ),
     "world: granted anew": _answered(lambda one: one["lease"] is not None and one["lease"]["epoch"] > 1),
     "world: held by another": _answered(lambda one: one["refusal"] == "held"),
     "world: assigned to another": _answered(lambda one: one["refusal"] == "assigned_to_another"),

@@ -24,7 +24,14 @@ from holdfast.sim.actor import Actor, Life
 from holdfast.sim.household import Household
 from holdfast.sim.outside import Outside
 from holdfast.sim.processes import Firing, Hosting, Leading, Performing
-from holdfast.sim.settings import HORIZON_NS, LEASE_NS, STUCK_MAX, Settings, Workload
+from holdfast.sim.settings import (
+    HORIZON_NS,
+    LEASE_NS,
+    STUCK_MAX,
+    UNKNOWN_NS,
+    Settings,
+    Workload,
+)
 from holdfast.sim.workload_keeper import FORKS, Keeper, worlds_there
 from holdfast.sim.world_app import ABROAD, UNIVERSE, app
 from holdfast.world.host import Budgets, SnapshotPolicy
@@ -56,12 +63,28 @@ SPARSE_MS = 900
 # Of the events of accounts that a process hosts and fires the timers of, those that are about these.
 TIMERS_MILLE = 500
 LARGE = "." * 5000
+# Of a thousand starts of a worker, those with the earlier version of the code.
+EARLIER_MILLE = 800
+# Of a thousand events, those that the earlier version does not know.
+RENEWED_MILLE = 300
+# Keys that a sender may send again later, and how often it does.
+PAST_KEPT = 8
+LATE_MILLE = 500
 
 
 class AccountHosting(Hosting):
-    """A worker of the simulated accounts, whose reducers may kill it, or look where they must not."""
+    """A worker of the simulated accounts, whose reducers may kill it, or look where they must not.
+
+    With two versions about, it may start with the other one each time. The first worker has the later
+    one, so that what only that knows, or can repeat, goes on in the end.
+    """
 
     def role(self, life: Life) -> Role:
+        if life.settings.versions:
+            back = self.name != "world0" and life.tape.chance(EARLIER_MILLE)
+            self.app = world_app.earlier if back else app
+            life.note("code", unknown=list(world_app.LATER if back else ()))
+
         def strike() -> None:
             if not life.calm:
                 life.seen("reducer killed its process")
@@ -95,7 +118,10 @@ def worlds(settings: Settings) -> list[Actor]:
         hosts[0] = Household(hosting, app, outside.adapters, changes)
     return [
         *hosts,
-        *(Leading(f"leader{n}", app, LEADER_TTL_S) for n in range(settings.orchestrators)),
+        *(
+            Leading(f"leader{n}", app, LEADER_TTL_S, UNKNOWN_NS / S)
+            for n in range(settings.orchestrators)
+        ),
         *(
             Performing(f"pool{n}", app, outside.adapters, changes, abroad=abroad if n == 0 else ())
             for n in range(settings.pools)
@@ -113,6 +139,8 @@ class Sender(Actor):
         super().__init__(name)
         self.sent = 0
         self.pending: tuple[str, str, Ingress, int] | None = None
+        # The latest that were acknowledged, where there are two versions of the code.
+        self.past: list[tuple[str, str, Ingress, int]] = []
 
     def idle(self) -> bool:
         return self.pending is None
@@ -145,6 +173,9 @@ class Sender(Actor):
             if life.tape.chance(200) and life.store.now_ns() - since_ns <= HORIZON_NS:
                 other = event_ingress(*app.encode_event(world_app.Rolled(f"{key}!")))
                 self._again(life, to, key, other if life.tape.chance(300) else ingress)
+            if life.settings.versions:
+                self.past = [*self.past, (to, key, ingress, since_ns)][-PAST_KEPT:]
+                self._ask_again(life)
             life.rest(ms=SPARSE_MS if life.settings.household else SENDS_MS)
 
     def _send(self, life: Life, to: str, key: str, ingress: Ingress) -> None:
@@ -169,6 +200,12 @@ class Sender(Actor):
         except HoldfastError as error:
             if not isinstance(error, CommitUnknown | NotFound) and not error.retryable:
                 raise
+
+    def _ask_again(self, life: Life) -> None:
+        """A late retry: by now the first may be handled, wait for other code, or be dead."""
+        to, key, ingress, since_ns = life.tape.pick(self.past)
+        if life.tape.chance(LATE_MILLE) and life.store.now_ns() - since_ns <= HORIZON_NS:
+            self._again(life, to, key, ingress)
 
     def _new(self, life: Life) -> tuple[str, str, Ingress, int]:
         self.sent += 1
@@ -201,6 +238,8 @@ RULES = ("0 */6 * * *", "*/1 * * * *", "*/5 * * * *")
 
 def _event(life: Life, id: str, accounts: list[str]) -> Any:
     tape = life.tape
+    if life.settings.versions and tape.chance(RENEWED_MILLE):
+        return world_app.Renewed(id, ("", "", "timer", "mail")[tape.draw(4)], tape.pick(accounts))
     choice = tape.draw(40) // 2
     if choice < 5:
         return world_app.Paid(id, 1 + tape.draw(9), LARGE if choice == 1 else "")

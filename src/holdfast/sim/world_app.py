@@ -128,8 +128,16 @@ class Moody(Event):
     id: str
 
 
+class Renewed(Event):
+    """The later version of the code handles it, the earlier one does not know it."""
+
+    id: str
+    then: str = ""
+    to: str = ""
+
+
 class Unheard(Event):
-    """Nobody handles it."""
+    """The app names it, and no handler takes it."""
 
     id: str
 
@@ -236,6 +244,15 @@ class Account(World):
         cx.cancel_timer(event.key)
         self._tell(cx)
 
+    @on(Renewed)
+    def renewed(self, event: Renewed, cx: Context) -> None:
+        self.balance += 1
+        if event.then == "timer":
+            cx.after(1, Renewed(f"{event.id}~"))
+        elif event.then == "mail":
+            cx.send(Account, event.to, Renewed(f"{event.id}>"))
+        self._tell(cx)
+
     @on(Botched)
     def botched(self, event: Botched, cx: Context) -> None:
         self.balance += 1_000_000
@@ -271,14 +288,30 @@ def _order(event: Ordered | Bought) -> str:
     return event.id if event.key is None else ""
 
 
-app = App(
-    "sim",
-    universe=UNIVERSE,
-    worlds=[Account],
-    effects=[quote, pay],
-    events=[Unheard],
-    version="1",
-)
+def _made() -> App:
+    return App(
+        "sim",
+        universe=UNIVERSE,
+        worlds=[Account],
+        effects=[quote, pay],
+        events=[Unheard],
+        version="1",
+    )
+
+
+def _without(app: App, *events: str) -> App:
+    """The same code before it knew some events."""
+    program = app.programs["Account"]
+    for event in events:
+        del program.handlers["event", event]
+        del program.known["event", event]
+    return app
+
+
+app = _made()
+# The version before. `check_worlds` is told which worker runs it.
+LATER = ("Renewed",)
+earlier = _without(_made(), *LATER)
 
 
 class Outside:

@@ -56,7 +56,6 @@ class Accepted(Record, frozen=True):
     seq: int = 0
     code: str = ""
     error: str = ""
-    state: str = ""
 
 
 # -- where it is wanted --------------------------------------------------------------------------
@@ -138,7 +137,6 @@ def receipt_of(intent: Intent, mail: FabricSendParams, found: Accepted) -> Recei
         mail.message_id or intent.intent_hash,
         found.dest_world,
         found.seq.to_bytes(SEQ_BYTES, "big") if found.seq else None,
-        found.state,
     )
     return Receipt(
         intent.intent_hash,
@@ -191,10 +189,12 @@ def _accept(txn: Txn, intent: Intent, mail: FabricSendParams, issued_ns: int | N
 
 
 def _repeated(txn: Txn, universe: str, world_id: str, seq: int) -> Accepted:
-    """It was put there before: the sender is told what became of it, and never that it was handled
-    while it waits or is dead."""
-    state = unknown.item(txn, universe, world_id, seq).state
-    return Accepted(ALREADY, world_id, seq, state=state)
+    """It was put there before. A sender is told, by a code, that the first one is a dead letter."""
+    first = unknown.item(txn, universe, world_id, seq)
+    if first.state != "dead":
+        return Accepted(ALREADY, world_id, seq)
+    text = f"the first is a dead letter: no worker knew {first.type!r} in time"
+    return Accepted(ALREADY, world_id, seq, catalog.UNKNOWN_EVENT, text)
 
 
 def _made(txn: Txn, universe: str, world_id: str) -> bool:

@@ -103,6 +103,7 @@ def give_up(
         error,
         None,
         base,
+        b"",
     )
 
 
