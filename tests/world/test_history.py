@@ -35,7 +35,9 @@ ON = [
 
 def app(keep: hf.Keep | None) -> hf.App:
     bounded = {} if keep is None else {bank.Account: keep}
-    return hf.App("bank", worlds=[bank.Account, bank.Audit], events=[bank.Unheard], keep=bounded)
+    return hf.App(
+        "bank", worlds=[bank.Account, bank.Audit], events=[bank.Unheard, bank.Seen], keep=bounded
+    )
 
 
 def rig_of(keep: hf.Keep | None, on: str = "memory") -> Rig:

@@ -65,7 +65,7 @@ def test_priority_orders_the_queue_of_a_kind() -> None:
             for priority in (0, 9, 5):
                 cx.do(bank.quote.options(priority=priority), "EUR")
 
-    rig = Rig(hf.App("bank", worlds=[Hurried]))
+    rig = Rig(hf.App("bank", worlds=[Hurried], effects=[bank.quote]))
     rig.world(Hurried, "h").send(bank.Seen())
     rig.run()
     assert [intent.priority for intent in intents(rig, QUOTES)] == [9, 5, 0]

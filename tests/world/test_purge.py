@@ -41,7 +41,7 @@ def rig_on(kind: str = "memory") -> Rig:
     app = hf.App(
         "bank",
         worlds=[bank.Account, bank.Audit],
-        events=[bank.Unheard],
+        events=[bank.Unheard, bank.Seen],
         keep={bank.Account: hf.Keep(entries=5)},
     )
     return Rig(app, rows_on(kind))

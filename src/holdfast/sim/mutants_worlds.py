@@ -16,7 +16,7 @@ _OUTCOME = (
     "elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):\n"
     "            hosted.host.forget()"
 )
-_HELD_ON = Edit(_prepare, "self.loaded = False\n        size", "size")
+_HELD_ON = Edit(_prepare, "self.loaded = False\n        self.stops", "self.stops")
 _NOT_FORGOTTEN = Edit(_tick, _OUTCOME, _OUTCOME.replace("hosted.host.forget()", "pass"))
 _HEAD = (
     Edit(_check, "found != cycle.expected_head", "False"),
