@@ -13,6 +13,7 @@ import msgspec
 from holdfast import codec, store
 from holdfast.app.declare import Effect, Inbox, Mail, Wanted, World, handlers_of, is_event
 from holdfast.app.keep import Keep, bounds_of
+from holdfast.app.storable import check_fields, check_type
 from holdfast.app.tasks import Queue, Task, queues_of
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import INBOX, RESERVED, FabricSendParams, Ingress, Kind, WorldName
@@ -87,7 +88,9 @@ class App:
                     self._add_event(cause)
                 elif isinstance(cause, Effect):
                     self._add_effect(cause)
-                elif not isinstance(cause, Inbox):
+                elif isinstance(cause, Inbox):
+                    check_type("inbox", cause.name, "payload", cause.kind)
+                else:
                     raise Invalid(
                         what="handler", world=world.__name__, cause=repr(cause), why="not an event"
                     )
@@ -187,6 +190,7 @@ class App:
             raise Invalid(what="task", found=repr(task)[:64], why="not made by @hf.task")
         if self.tasks.setdefault(task.name, task) is not task:
             raise Invalid(what="task", name=task.name, why="two tasks have this name")
+        task.check_storable()
 
     def _add_effect(self, effect: Effect[Any, Any]) -> None:
         from holdfast.app.shipped.fabric import Send
@@ -199,6 +203,7 @@ class App:
         known = self.effects.setdefault(effect.kind, effect)
         if known is not effect:
             raise Invalid(what="effect", kind=effect.kind, why="declared twice")
+        effect.check_storable()
 
     def _add_event(self, kind: type[Any]) -> None:
         if kind in self._event_names:
@@ -210,6 +215,7 @@ class App:
             raise Invalid(what="event", type=name, why="two classes have this name")
         upcasts = self._upcasts.get(kind, {})
         try:
+            check_fields("event", kind)
             refuse_sets("event", kind)
             made = EventType(name, kind, 1 + len(upcasts), upcasts)
         except (TypeError, ValueError) as error:
@@ -235,6 +241,7 @@ class App:
             else:
                 handlers[("event", self._event_names[cause])] = method
         try:
+            check_fields("world", world)
             refuse_sets("world", world)
             self.programs[name] = Program(
                 name,

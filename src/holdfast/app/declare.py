@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
+from holdfast.app.storable import check_function
 from holdfast.config import CONCURRENCY_MAX, EFFECT_KIND_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.messages import Intent, Status
@@ -165,7 +166,14 @@ class Effect(Generic[P, T]):
         self.asynchronous = inspect.iscoroutinefunction(fn)
         hints = typing.get_type_hints(fn)
         self.returns: Any = _returned(hints.get("return", Any))
-        self._takes = [hints.get(name, Any) for name in list(self._signature.parameters)[1:]]
+        names = list(self._signature.parameters)
+        self._takes = [hints.get(name, Any) for name in names[1:]]
+        # Of what it is given by the intent: the call is not stored.
+        self._hints = {name: hints[name] for name in names[1:] if name in hints}
+
+    def check_storable(self) -> None:
+        """NotStorable if an argument or the result cannot be stored."""
+        check_function("effect", self.kind, self._signature, self._hints, self.returns)
 
     def options(self, **options: Any) -> Wanted:
         """The effect with options that could collide with its arguments."""

@@ -25,6 +25,7 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar
 import msgspec
 
 from holdfast import codec
+from holdfast.app.storable import check_function
 from holdfast.clock import S
 from holdfast.config import MESSAGE_BYTES_MAX, TTL_NS_MAX
 from holdfast.errors import Invalid, ValueTooLarge
@@ -114,6 +115,10 @@ class Task(Generic[P, T]):
         if unknown:
             raise Invalid(what="task option", found=unknown, expected=list(OPTIONS))
         return TaskCall(self, options)
+
+    def check_storable(self) -> None:
+        """NotStorable if an argument or the result cannot be stored."""
+        check_function("task", self.name, self._signature, self._hints, self.returns)
 
     # -- for whoever submits -----------------------------------------------------------------------
 
