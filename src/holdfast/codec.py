@@ -32,13 +32,19 @@ class Record(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields
     """A stored value. Fields are positional on disk: add new ones at the end, with a default."""
 
 
+# What a decoder raises for bytes that are no record: text that is not UTF-8, and values that are nested
+# too deep, have errors of Python's own.
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+# ... and an encoder, for values that cannot be written.
+UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
+
 pack = _encoder.encode
 
 
 def unpack(data: bytes) -> Any:
     try:
         return _decoder.decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Invalid(what="record", why=str(error)) from None
 
 
@@ -65,7 +71,7 @@ def new_json_decoder(kind: Any) -> msgspec.json.Decoder[Any]:
 def unpack_as(kind: type[T], data: bytes) -> T:
     try:
         return decoder(kind).decode(data)
-    except msgspec.MsgspecError as error:
+    except UNREADABLE as error:
         raise Invalid(what=kind.__name__, why=str(error)) from None
 
 

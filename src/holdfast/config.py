@@ -29,6 +29,10 @@ ERROR_TEXT_CHARS_MAX = 4000
 EMISSIONS_MAX = 10_000
 # One event, the parameters of one effect, one reply: a journal entry holds two of them and more.
 MESSAGE_BYTES_MAX = 4 * 1024 * 1024
+# The state of a world: above it, the event that made it so large fails.
+STATE_BYTES_MAX = 64 * 1024 * 1024
+# A snapshot that is larger than this is stored in parts of this size.
+SNAPSHOT_PART_BYTES = 8 * 1024 * 1024
 # What a message between worlds may hold besides its body.
 HEADERS_BYTES_MAX = 16 * 1024
 MESSAGE_ID_BYTES_MAX = 64

@@ -5,7 +5,12 @@ import hashlib
 import pytest
 
 from holdfast.clock import S, SimClock
-from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
+from holdfast.config import (
+    BATCH_MAX,
+    BLOB_THRESHOLD_BYTES,
+    SNAPSHOT_PART_BYTES,
+    VALUE_BYTES_MAX,
+)
 from holdfast.durable import snapshot
 from holdfast.durable.snapshot import Baseline
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
@@ -154,3 +159,41 @@ def test_bad_input_is_named(store: Store, what: str) -> None:
     with pytest.raises(Invalid) as error:
         BAD[what](store)
     assert error.value.what == what
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1, 5])
+def test_a_state_larger_than_a_value_is_stored_in_parts(store: Store, more: int) -> None:
+    state = bytes(range(251)) * ((2 * VALUE_BYTES_MAX) // 251) + b"z" * (SNAPSHOT_PART_BYTES + more)
+    assert save(store, 3, state) == hashlib.sha256(state).digest()
+    assert store.read(snapshot.load, "w", 3) == state
+
+
+def test_parts_go_with_their_snapshot_and_equal_ones_are_stored_once(sim_store: Store) -> None:
+    part = b"p" * SNAPSHOT_PART_BYTES
+    save(sim_store, 1, part + part + b"first")
+    save(sim_store, 2, part + part + b"second")
+    assert blob_count(sim_store) == 3
+    sim_store.transact(snapshot.prune, "w", 1)
+    sim_store.transact(blobs.collect, 0, 100)
+    assert blob_count(sim_store) == 2
+    assert sim_store.read(snapshot.load, "w", 2) == part + part + b"second"
+    assert sim_store.transact(snapshot.erase, "w", 100)
+    assert blob_count(sim_store) == 0
+
+
+def test_a_part_that_was_changed_is_noticed(sim_store: Store) -> None:
+    save(sim_store, 1, b"p" * (SNAPSHOT_PART_BYTES + 1))
+
+    def change(txn: Txn) -> None:
+        prefix = schema.prefix(schema.Space.BLOB, "data")
+        for key, data in txn.scan(prefix, tuples.after(prefix), 10):
+            txn.put(key, b"q" + data[1:])
+
+    sim_store.transact(change)
+    with pytest.raises(StoreCorrupt):
+        sim_store.read(snapshot.load, "w", 1)
+
+
+def blob_count(store: Store) -> int:
+    prefix = schema.prefix(schema.Space.BLOB, "data")
+    return store.read(lambda txn: len(txn.scan(prefix, tuples.after(prefix), 100)))

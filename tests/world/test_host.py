@@ -11,7 +11,7 @@ import pytest
 import holdfast as hf
 from holdfast.clock import MS, SimClock
 from holdfast.config import CYCLE_BYTES_MAX
-from holdfast.durable import inbox, journal, lease, snapshot
+from holdfast.durable import inbox, journal, lease, queue, snapshot
 from holdfast.errors import (
     Busy,
     CommitUnknown,
@@ -27,7 +27,7 @@ from holdfast.errors import (
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.schema import Space
-from holdfast.world import restore
+from holdfast.world import publish, redrive, restore
 from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from tests.world import bank
 from tests.world.rig import Rig
@@ -356,25 +356,40 @@ def test_a_world_that_is_given_back_leaves_a_snapshot_so_that_newer_code_repeats
 @pytest.mark.parametrize(
     "value", [1 << 70, "\ud800", object()], ids=["huge", "surrogate", "object"]
 )
-def test_a_state_that_cannot_be_stored_parks_its_world_and_nobody_else(value: object) -> None:
+@pytest.mark.parametrize("batch", [1, 3, 256])
+def test_an_event_that_leaves_a_state_that_cannot_be_stored_fails_by_itself(
+    value: object, batch: int
+) -> None:
     class Storing(hf.World):
         value: object = None
+        seen_so_far: int = 0
 
         @hf.on(bank.Seen)
         def seen(self, event: bank.Seen, cx: hf.Context) -> None:
-            self.value = value
+            self.seen_so_far += 1
+            if event.amount == 13:
+                cx.reply("never")
+                cx.do(bank.quote, "EUR")
+                self.value = value
 
     rig = Rig(hf.App("bank", worlds=[Storing, bank.Account]))
     bad, good = rig.world(Storing, "bad"), rig.world(bank.Account, "good")
-    for _ in range(10):
-        bad.send(bank.Seen())
+    for n in range(10):
+        bad.send(bank.Seen(13 if n in (3, 4, 9) else n))
         good.send(bank.Deposited(1))
-    rig.run(rig.worker(snapshots=EVERY_10))
-    assert (rig.record(bad).status.value, rig.blocker(bad)) == ("parked", "invalid")
+    rig.run(rig.worker(snapshots=EVERY_10, budgets=Budgets(max_inbox_batch=batch)))
+    assert rig.blocker(bad) == ""
+    assert [one.height for one in bad.journal() if one.outcome == "failed"] == [4, 5, 10]
+    assert [one.code for one in rig.dead()] == ["reducer_failed"] * 3
+    assert all("state" in one.error for one in rig.dead())
+    # Nothing of a failed step stays: neither what it wanted, nor what it changed.
+    assert rig.queued(publish.effects("bank", "fx.quote")) == []
+    assert bad.state().seen_so_far == 7
+    assert rig.read(restore.check_snapshots, rig.kernel(bad)) == 10
     assert good.state().balance == 10
 
 
-def test_a_state_of_the_wrong_type_is_noticed_before_it_becomes_the_baseline() -> None:
+def test_a_state_of_the_wrong_type_never_becomes_the_baseline() -> None:
     class Wrong(hf.World):
         n: int = 0
 
@@ -387,8 +402,9 @@ def test_a_state_of_the_wrong_type_is_noticed_before_it_becomes_the_baseline() -
     for _ in range(10):
         world.send(bank.Seen())
     rig.run(rig.worker(snapshots=EVERY_10))
-    assert rig.blocker(world) == "invalid"
-    assert rig.baseline(world) == 0
+    assert (rig.blocker(world), len(rig.dead())) == ("", 10)
+    assert rig.baseline(world) == 10
+    assert world.state().n == 0
 
     class Mended(hf.World, tag=False):
         n: int = 0
@@ -399,10 +415,59 @@ def test_a_state_of_the_wrong_type_is_noticed_before_it_becomes_the_baseline() -
 
     Mended.__name__ = "Wrong"
     mended = hf.App("bank", worlds=[Mended])
-    world.resume()
+    rig.expire()
+    rig.store.transact(queue.redrive, redrive.failures("bank"), [one.seq for one in rig.dead()])
     rig.run(rig.worker("A", "2", app=mended, snapshots=EVERY_10))
+    assert world.state().n == 10
+
+
+def test_a_world_whose_state_is_larger_than_a_value_goes_on_and_shrinks() -> None:
+    rig = Rig(hf.App("bank", worlds=[Hoard]))
+    world = rig.world(Hoard, "h")
+    for n in range(1, 8):
+        world.send(Grown(n, 3 << 20))
+    rig.run(rig.worker(snapshots=SnapshotPolicy(entries=3)))
     assert rig.blocker(world) == ""
-    assert rig.baseline(world) == 10
+    assert rig.baseline(world) >= 6
+    assert len(world.state().held) == 7
+    # A restart, and another worker, start from the parts.
+    rig.expire()
+    world.send(Grown(1, 1))
+    rig.run(rig.worker("A", "2"))
+    assert rig.read(restore.check_snapshots, rig.kernel(world)) > 0
+    assert [len(one) for one in world.state().held.values()] == [1] + [3 << 20] * 6
+
+
+@pytest.mark.parametrize("batch", [1, 256])
+def test_an_event_that_makes_a_state_too_large_fails_and_one_that_shrinks_it_runs(
+    monkeypatch: pytest.MonkeyPatch, batch: int
+) -> None:
+    monkeypatch.setattr("holdfast.world.host.STATE_BYTES_MAX", 5000)
+    rig = Rig(hf.App("bank", worlds=[Hoard]))
+    world = rig.world(Hoard, "h")
+    for n in range(1, 9):
+        world.send(Grown(n, 1000))
+    world.send(Grown(1, 1))
+    world.send(Grown(9, 900))
+    rig.run(rig.worker(snapshots=SnapshotPolicy(3), budgets=Budgets(max_inbox_batch=batch)))
+    assert rig.blocker(world) == ""
+    assert [one.outcome for one in world.journal()] == ["ok"] * 4 + ["failed"] * 4 + ["ok"] * 2
+    assert all("5,000 at most" in one.error for one in rig.dead())
+    assert sorted(world.state().held) == list("12349")
+    assert rig.read(restore.check_snapshots, rig.kernel(world)) == 10
+
+
+class Grown(hf.Event):
+    place: int
+    size: int
+
+
+class Hoard(hf.World):
+    held: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @hf.on(Grown)
+    def grown(self, event: Grown, cx: hf.Context) -> None:
+        self.held[str(event.place)] = str(event.place) * event.size
 
 
 # -- restore -------------------------------------------------------------------------------------

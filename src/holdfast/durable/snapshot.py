@@ -5,7 +5,8 @@
   one that the journal stands on, where it does not begin at 1: without it nothing repeats the journal.
 - What is loaded is what was saved: the hash is checked.
 
-Equal states are stored once (large ones are blobs), so snapshots of a world at rest cost a row.
+Equal states are stored once (large ones are blobs), so snapshots of a world at rest cost a row. A state
+that is larger than a value may be is stored in parts, each a blob.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import BLOB_THRESHOLD_BYTES, SCAN_PAGE
+from holdfast.config import BLOB_THRESHOLD_BYTES, SCAN_PAGE, SNAPSHOT_PART_BYTES
 from holdfast.durable import journal
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.errors import Invalid, NotFound, StoreCorrupt
@@ -30,12 +31,18 @@ class Baseline(Record, frozen=True):
 
 
 class Saved(Record, frozen=True):
-    """The row of a snapshot: the state, or nothing when a blob of this hash holds it."""
+    """The row of a snapshot: the state, or nothing when a blob of this hash holds it, or its parts do."""
 
     hash: bytes
     at_ns: int
     size_bytes: int
     state: bytes | None
+    # The blobs that hold a state in parts, in order.
+    parts: tuple[bytes, ...] = ()
+
+    @property
+    def blobs(self) -> tuple[bytes, ...]:
+        return self.parts or ((self.hash,) if self.state is None else ())
 
 
 def save(txn: Txn, subject: str, height: int, state: bytes) -> bytes:
@@ -50,16 +57,22 @@ def save(txn: Txn, subject: str, height: int, state: bytes) -> bytes:
             )
         return hash
     large = len(state) > BLOB_THRESHOLD_BYTES
-    if large:
+    parts: tuple[bytes, ...] = ()
+    if len(state) > SNAPSHOT_PART_BYTES:
+        starts = range(0, len(state), SNAPSHOT_PART_BYTES)
+        parts = tuple(blobs.put(txn, state[at : at + SNAPSHOT_PART_BYTES]) for at in starts)
+    elif large:
         blobs.put(txn, state)
-    saved = Saved(hash, txn.now_ns, len(state), None if large else state)
+    saved = Saved(hash, txn.now_ns, len(state), None if large else state, parts)
     txn.put(key, codec.pack(saved))
     return hash
 
 
 def load(txn: Txn, subject: str, height: int) -> bytes:
     saved = _saved(txn, subject, height)
-    state = blobs.get(txn, saved.hash) if saved.state is None else saved.state
+    state = saved.state
+    if state is None:
+        state = b"".join(blobs.get(txn, name) for name in saved.blobs)
     if sha256(state).digest() != saved.hash:
         raise StoreCorrupt(subject=subject, height=height, why="the snapshot was changed")
     return state
@@ -194,8 +207,8 @@ def _remove(txn: Txn, subject: str, below: int | None, limit: int, *, at_once: b
 
 def _drop(txn: Txn, key: bytes, saved: Saved, *, at_once: bool = False) -> None:
     txn.delete(key)
-    if saved.state is None:
-        (blobs.erase if at_once else blobs.release)(txn, saved.hash)
+    for name in saved.blobs:
+        (blobs.erase if at_once else blobs.release)(txn, name)
 
 
 class _Keys:

@@ -6,7 +6,7 @@ from holdfast.sim.edits import Edit
 
 _commit = "world.cycle:_advance"
 _check = "world.cycle:_check"
-_prepare = "world.host:Host.prepare"
+_prepare = "world.host:Host._prepare"
 _repeat = "world.kernel:_repeat"
 _advance = "world.kernel:advance"
 _change = "world.catalog:change"
@@ -162,8 +162,8 @@ WORLDS: dict[str, tuple[Edit, ...]] = {
     "digest: of the state before": (
         Edit(
             _prepare,
-            "program.canonical(self._state) if saved is None else saved",
-            "program.dump(None)",
+            "saved or (safe if careful else None) or self._storable()",
+            "self.world.program.dump(None)",
         ),
     ),
     "restore: a step too few": (

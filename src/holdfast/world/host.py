@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast import codec
 from holdfast.clock import Clock
-from holdfast.config import CYCLE_BYTES_MAX
+from holdfast.config import CYCLE_BYTES_MAX, STATE_BYTES_MAX
 from holdfast.durable import inbox, journal
 from holdfast.durable.lease import Lease
 from holdfast.errors import StoreCorrupt
@@ -32,8 +32,9 @@ from holdfast.store.api import Store, Txn
 from holdfast.world import entry, kernel
 from holdfast.world.catalog import UNKNOWN_EVENT, Unknown, subject_of
 from holdfast.world.cycle import Carried, Cycle, Failed, apply
-from holdfast.world.kernel import World
+from holdfast.world.kernel import Stepped, World
 from holdfast.world.need import Need
+from holdfast.world.program import BadState
 from holdfast.world.restore import restore
 from holdfast.world.unknown import need_of
 
@@ -128,12 +129,33 @@ class Host:
         Reducers run outside any transaction: one that takes long holds nobody up but its world.
         `waiting` is what `drain` found, if that was asked already; the last of it are the
         receipts of those `carried`, which come with the cycle and not by the inbox.
+        A state that cannot be stored is found at the end of a cycle. Then the cycle is run again
+        and the state is tried after each step: the one that spoils it fails.
         """
         limit = 1 if singly else self.limit
         if waiting is None:
             waiting = store.read(self.drain, limit)
         if not waiting and not self.snapshot_due:
             return None
+        tail_bytes = self._tail_bytes
+        try:
+            return self._prepare(store, waiting, carried, limit)
+        except BadState:
+            if not waiting:
+                raise
+        self._state = store.read(restore, self.world, at=self.height).state
+        self._tail_bytes = tail_bytes
+        return self._prepare(store, waiting, carried, limit, careful=True)
+
+    def _prepare(
+        self,
+        store: Store,
+        waiting: list[inbox.Ingress],
+        carried: Sequence[Carried],
+        limit: int,
+        *,
+        careful: bool = False,
+    ) -> Cycle | None:
         bodies: list[bytes] = []
         intents: list[Intent] = []
         failed: list[Failed] = []
@@ -144,7 +166,7 @@ class Host:
         stop_ns = self.clock.mono_ns() + self._budgets.max_cycle_wall_ms * 1_000_000
         wall_ns = self.clock.wall_ns()
         wanted_ns = store.now_ns()
-        safe = None
+        safe = self._storable() if careful else None
         for item in waiting:
             ingress = _ingress_of(item)
             if not self.world.program.knows(ingress):
@@ -177,6 +199,9 @@ class Host:
                 generation=self.lease.generation,
                 base=self._snapshot_height,
             )
+            tried = safe
+            if careful and not stepped.spoiled:
+                stepped, tried = self._tried(stepped)
             body = entry.pack(stepped.step)
             bodies.append(body)
             size += len(body)
@@ -187,7 +212,7 @@ class Host:
                 intents += stepped.intents
                 size += sum(len(intent.params) for intent in stepped.intents)
                 if safe is not None:
-                    safe = self.world.program.dump(self._state)
+                    safe = tried if careful else self.world.program.dump(self._state)
             if (
                 len(intents) >= self._budgets.max_effects_per_cycle
                 or size >= CYCLE_BYTES_MAX
@@ -204,7 +229,7 @@ class Host:
         saved = self._freshen() if self._due(height) else None
         if bodies:
             # Of every cycle: what a replay makes of it is compared with this.
-            found = self.world.program.canonical(self._state) if saved is None else saved
+            found = saved or (safe if careful else None) or self._storable()
             self._next_digest = sha256(found).digest()
             bodies[-1] = entry.with_state(bodies[-1], self._next_digest)
         elif not self._is_journaled(saved):
@@ -305,7 +330,24 @@ class Host:
     def _freshen(self) -> bytes:
         """The state's bytes, and in memory what a restore from them would give."""
         self._state = self.world.program.fresh(self._state)
-        return self.world.program.dump(self._state)
+        return self._bounded(self.world.program.dump(self._state))
+
+    def _storable(self) -> bytes:
+        """The state's bytes as they are stored; BadState if they cannot be, or are too many."""
+        return self._bounded(self.world.program.canonical(self._state))
+
+    def _bounded(self, found: bytes) -> bytes:
+        if len(found) > STATE_BYTES_MAX:
+            why = f"{len(found):,} bytes, and a state has {STATE_BYTES_MAX:,} at most"
+            raise BadState(what="state", type=self.world.program.type, why=why)
+        return found
+
+    def _tried(self, stepped: Stepped) -> tuple[Stepped, bytes | None]:
+        """The step, and the state that it left; the step is failed if that cannot be stored."""
+        try:
+            return stepped, self._storable()
+        except BadState as error:
+            return kernel.spoil(stepped, error), None
 
     def _is_journaled(self, saved: bytes | None) -> bool:
         """Whether the state is still the one that the journal tells of. It is not when something else

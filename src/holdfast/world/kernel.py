@@ -12,6 +12,8 @@ import traceback
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from holdfast import codec
 from holdfast.config import ERROR_TEXT_CHARS_MAX
 from holdfast.errors import HoldfastError, Invalid, ReplayDiverged, UnknownEvent
@@ -105,6 +107,12 @@ def give_up(
         base,
         b"",
     )
+
+
+def spoil(stepped: Stepped, error: Exception) -> Stepped:
+    """A step that came out well, made one that failed: what it left cannot be kept."""
+    step = replace(stepped.step, outcome=Outcome.FAILED, emitted=[], error=_told(error), reply=None)
+    return Stepped(step, [], True)
 
 
 def repeat(

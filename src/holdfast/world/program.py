@@ -38,6 +38,12 @@ def cause_of(ingress: Ingress) -> tuple[Cause, int]:
     return (side, ingress.type), ingress.value[0] if side == "event" and ingress.value else 0
 
 
+class BadState(Invalid):
+    """A state that cannot be stored, or not be read back."""
+
+    hint = "a handler has put something into the state that its fields cannot hold"
+
+
 class EventType:
     """A kind of event: its class, its stored version, and how older versions become new."""
 
@@ -170,7 +176,7 @@ class Program:
             raise self._unusable(error) from error
 
     def _unusable(self, error: Exception) -> HoldfastError:
-        return Invalid(what="state", type=self.type, why=f"{type(error).__name__}: {error}")
+        return BadState(what="state", type=self.type, why=f"{type(error).__name__}: {error}")
 
     def handler(self, ingress: Ingress) -> Handler | None:
         return self.handlers.get((_SIDES[ingress.kind], ingress.type))
