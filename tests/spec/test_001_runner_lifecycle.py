@@ -469,17 +469,45 @@ def test_due_timers_are_drained_even_when_the_queue_fills_the_batch(rig: Rig) ->
     "by due time, then by number; not before",
     module=("holdfast.runner.claims", "holdfast.runner.claimer"),
 )
-def test_timers_fire_when_due_and_in_order(rig: Rig) -> None:
-    rig.put_timer(b"late", after_ms=300)
-    rig.put_timer(b"early", after_ms=100)
-    runner = rig.runner()
+@pytest.mark.parametrize("max_batch", [1, 2, 8])
+def test_timers_fire_when_due_and_in_order(rig: Rig, max_batch: int) -> None:
+    """However many are due at once, and in whatever order they were put."""
+    runner = rig.runner(max_batch=max_batch)
+    for after_ms in (500, 300, 400, 100, 300, 200):
+        rig.put_timer(b"%d" % after_ms, after_ms=after_ms)
     assert runner.tick() == Tick()
-    rig.clock.advance(101 * MS)
-    runner.tick()
-    assert rig.payloads == [b"early"]
-    rig.clock.advance(200 * MS)
-    runner.tick()
-    assert rig.payloads == [b"early", b"late"]
+    rig.clock.advance(250 * MS)
+    while runner.tick().moved:
+        pass
+    assert rig.payloads == [b"100", b"200"]
+    rig.clock.advance(250 * MS)
+    while runner.tick().moved:
+        pass
+    assert rig.payloads == [b"100", b"200", b"300", b"300", b"400", b"500"]
+    assert [work.seq for work in rig.handled] == [4, 6, 2, 5, 3, 1]
+
+
+@pytest.mark.spec(
+    "001",
+    "Due-timer dispatch scaffold",
+    "by due time, then by number; not before",
+    module=("holdfast.runner.claims", "holdfast.durable.queue"),
+)
+def test_timers_that_were_due_when_they_were_put_are_in_line_with_the_others(rig: Rig) -> None:
+    """And so are those that have come back from a worker: each by the time it waited for."""
+    rig.put_timer(b"first", after_ms=100)
+    rig.put_timer(b"second", after_ms=200)
+    rig.clock.advance(300 * MS)
+    rig.put_timer(b"third")
+    rig.clock.advance(MS)
+    rig.put_timer(b"fourth")
+    token = rig.store.transact(queue.claim, TIMERS, "gone", 1, S)
+    assert [claim.payload for claim in token] != []
+    rig.store.transact(queue.release, token)
+    runner = rig.runner(max_batch=1)
+    while runner.tick().moved:
+        pass
+    assert rig.payloads == [b"first", b"second", b"third", b"fourth"]
 
 
 @pytest.mark.spec(

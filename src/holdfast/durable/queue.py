@@ -158,11 +158,14 @@ def claim_judged(
     budget: Budget,
     admission: Admission | None,
     again_max: int | None = None,
+    *,
+    by_due: bool = False,
 ) -> tuple[list[Claim], int]:
     """`claim`, and how many were not admitted. For operations.
 
     Of items that have outlived a claim no more than `again_max` are taken: what cannot be begun at
-    once should not be charged with another expiry.
+    once should not be charged with another expiry. `by_due`: by the time that each waited for, then by
+    seq, whatever their priorities; an item that waits for no time is due since it was put.
     """
     keys = keys_of(queue)
     check_name("owner", owner)
@@ -172,16 +175,23 @@ def claim_judged(
     tally = Tally()
     sweep = limit + QUEUE_SWEEP_EXTRA
     _expire(txn, keys, _overdue(txn, keys, sweep), budget, tally)
-    _wake(txn, keys, sweep, tally)
+    if by_due:
+        assert admission is None, "what is judged is ready"
+        _line_up(txn, keys, sweep, tally)
+    else:
+        _wake(txn, keys, sweep, tally)
 
     now_ns = txn.now_ns
+    start, end = keys.ready, tuples.after(keys.ready)
+    if by_due:
+        start, end = keys.delayed, keys.delayed + pack_int(now_ns + 1)
     expires_ns = now_ns + ttl_ns
     by_expiry = keys.claims + pack_int(expires_ns)
     by_owner = keys.owners + pack_owner(owner)
     put, delete, holds = txn.put, txn.delete, keys.holds
     claims: list[Claim] = []
     care = _Care(budget.alone_from, limit if again_max is None else again_max)
-    found = _next(txn, keys, keys.ready, limit, care)
+    found = _next(txn, keys, start, end, limit, care)
     turned_away = 0
     if admission is not None and found:
         asked, looked, seen = limit, len(found), found
@@ -189,7 +199,7 @@ def claim_judged(
         # What is not admitted makes room for those behind it.
         while seen and len(seen) == asked and len(found) < limit and looked < sweep:
             asked = min(limit - len(found), sweep - looked)
-            seen = _next(txn, keys, seen[-1][0] + b"\x00", asked, care, beside=found)
+            seen = _next(txn, keys, seen[-1][0] + b"\x00", end, asked, care, beside=found)
             looked += len(seen)
             found += _admitted(txn, keys, seen, admission, tally) if seen else []
         turned_away = looked - len(found)
@@ -201,6 +211,8 @@ def claim_judged(
         put(by_owner + packed_seq, packed_seq)
         claims.append(claim_of(queue, packed_seq, was, hold))
     if claims:
+        if by_due:
+            tally.move(State.DELAYED, Event.DUE, len(claims))
         tally.move(State.READY, Event.CLAIM, len(claims))
     tally.save(txn, keys)
     return claims, turned_away
@@ -221,18 +233,19 @@ def _next(
     txn: Txn,
     keys: Keys,
     start: bytes,
+    end: bytes,
     limit: int,
     care: _Care,
     beside: Sequence[_Ready] = (),
 ) -> list[_Ready]:
-    """What is ready, from a key of the index on. It has its turn now, whatever becomes of it.
+    """What is next in a range of an index. It has its turn now, whatever becomes of it.
 
     A suspect is found by itself, when it is the first; others pass by it.
     """
     get, by_seq = txn.get, keys.items
     found: list[_Ready] = []
     again = sum(was.expiries > 0 for _, _, was in beside)
-    page = txn.scan(start, tuples.after(keys.ready), limit)
+    page = txn.scan(start, end, limit)
     txn.prefetch(by_seq + packed_seq for _, packed_seq in page)
     for key, packed_seq in page:
         row = get(by_seq + packed_seq)
@@ -487,6 +500,22 @@ def _wake(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
         _woken(txn, keys, key, packed_seq, items.load(txn, keys, packed_seq))
     if due:
         tally.move(State.DELAYED, Event.DUE, len(due))
+
+
+def _line_up(txn: Txn, keys: Keys, limit: int, tally: Tally) -> None:
+    """Put what is ready among what waits for its time, by the time it waited for: that index alone is
+    the order then. Items are ready that were due when they were put, or have come back from a claim."""
+    ready = txn.scan(keys.ready, tuples.after(keys.ready), limit)
+    txn.prefetch(keys.items + packed_seq for _, packed_seq in ready)
+    for key, packed_seq in ready:
+        was = items.load(txn, keys, packed_seq)
+        due_ns = min(was.not_before_ns or was.enqueued_ns, txn.now_ns)
+        if due_ns != was.not_before_ns:
+            txn.put(keys.items + packed_seq, pack(replace(was, not_before_ns=due_ns)))
+        txn.delete(key)
+        txn.put(keys.delayed + pack_int(due_ns) + packed_seq, packed_seq)
+    if ready:
+        tally.move(State.READY, Event.DEFER, len(ready))
 
 
 def _woken(txn: Txn, keys: Keys, waits: bytes, packed_seq: bytes, was: Item) -> None:

@@ -2,7 +2,7 @@
 
 `take` is an operation of its own because its second half depends on its first: timers get their
 reserved places, the queue the others, and timers again what the queue left over. So neither can
-starve the other, and no place stays empty while there is work.
+starve the other, and no place stays empty while there is work. Timers come by the time they are due.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def take(
             return []
         judged = admission if name == queue else None
         taken, away = queues.claim_judged(
-            txn, name, owner, places, ttl_ns, budget, judged, again_max
+            txn, name, owner, places, ttl_ns, budget, judged, again_max, by_due=name == timers
         )
         turned_away += away
         return taken

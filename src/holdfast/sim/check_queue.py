@@ -37,6 +37,8 @@ class _Item:
     failures: int = 0
     expiries: int = 0
     purgeable: bool = False
+    # The time that it was put for; its own, if it was due then. 0 if that is not known.
+    due_ns: int = 0
 
     @property
     def timer(self) -> bool:
@@ -97,7 +99,7 @@ class _Replay:
             if seq <= self.last_seq.get(queue, 0):
                 self._bad("D2", f"{queue}/{seq}: a sequence number was given twice", event)
             self.last_seq[queue] = max(seq, self.last_seq.get(queue, 0))
-            items[seq] = _Item(payload, not_before)
+            items[seq] = _Item(payload, not_before, due_ns=not_before or event.at_ns)
 
     # -- claims ----------------------------------------------------------------------------------
 
@@ -105,7 +107,24 @@ class _Replay:
         self._claimed(event, event.value)
 
     def _take(self, event: Event) -> None:
+        self._in_order(event, event.value["timers"])
         self._claimed(event, event.value["items"] + event.value["timers"])
+
+    def _in_order(self, event: Event, timers: list[Plain]) -> None:
+        """Timers that were never claimed before come by the time they are due, then by number."""
+        items = self.items.get(event.args["timers"], {})
+        fresh = [(items[one["seq"]].due_ns, one["seq"]) for one in timers if one["number"] == 1]
+        if not fresh:
+            return
+        if fresh != sorted(fresh):
+            self._bad(
+                "T1", f"timers {fresh}: claimed in another order than that of their times", event
+            )
+        taken = {seq for _, seq in fresh}
+        for seq, item in items.items():
+            waits = item.state == "waiting" and item.number == 0 and seq not in taken
+            if waits and item.due_ns and (item.due_ns, seq) < max(fresh):
+                self._bad("T1", f"timer {seq}: due before {max(fresh)}, and was passed over", event)
 
     def _claimed(self, event: Event, claims: list[Plain]) -> None:
         now = event.at_ns

@@ -134,6 +134,12 @@ _PLANTED: dict[str, tuple[Edit, ...]] = {
         Edit("durable.item:insert", "State.DELAYED if delayed else State.READY", "State.READY"),
     ),
     # timers
+    "timers: in the order they were put": (
+        Edit("runner.claims:take", "by_due=name == timers", "by_due=False"),
+    ),
+    "timers: ready ones are not put in line": (
+        Edit("durable.queue:claim_judged", "_line_up(txn, keys, sweep, tally)", "pass"),
+    ),
     "timer: ready at once": (
         Edit("durable.item:insert", "delayed = not_before_ns > now_ns", "delayed = False"),
     ),

@@ -216,10 +216,12 @@ def _read_chunk(txn: Txn, universe: str, lo: int, last: int) -> Chunk:
     fresh: list[int] = []
     tasks: list[tuple[int, Status]] = []
     held = held_between(txn, keys, lo, hi)
+    # One scan, and not a question for each task: a server is asked twice for a chunk.
+    statuses = dict(txn.scan(keys.statuses + pack_int(lo), keys.statuses + pack_int(hi)))
     for key, _ in bodies:
         packed_seq = key[len(keys.bodies) :]
         seq = seq_of(packed_seq)
-        row = txn.get(keys.statuses + packed_seq)
+        row = statuses.get(keys.statuses + packed_seq)
         status = held.get(seq, FRESH) if row is None else logged(decode_status(row))
         if status == FRESH:
             fresh.append(seq)
