@@ -25,7 +25,12 @@ from holdfast.world.cycle import Cycle, apply
 from holdfast.world.host import Budgets, SnapshotPolicy
 from tests.world.rig import Rig
 
-MODULES = ("holdfast.world.restore", "holdfast.world.kernel", "holdfast.world.entry")
+MODULES = (
+    "holdfast.world.growth",
+    "holdfast.world.restore",
+    "holdfast.world.kernel",
+    "holdfast.world.entry",
+)
 
 ONE_BY_ONE = Budgets(max_inbox_batch=1)
 THREE = Budgets(max_inbox_batch=3)
@@ -385,6 +390,76 @@ def test_a_state_that_a_replay_cannot_store_has_diverged() -> None:
     with pytest.raises(ReplayDiverged) as error:
         other.read(restore.restore, other.kernel(silent))
     assert error.value.fields["height"] == 2
+
+
+# -- fields that are new ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "new",
+    [
+        {"limit": (int, 7)},
+        {"limit": (int, 0), "names": (list[str], []), "rate": (float, 1.5)},
+        dict.fromkeys("abcdefgh", (int, 0)),
+    ],
+    ids=["one", "three", "eight"],
+)
+def test_fields_that_were_added_since_are_no_difference(new: dict[str, tuple[Any, Any]]) -> None:
+    rig = Rig(PLAIN)
+    silent = filled(rig, 8, budgets=THREE, snapshots=SnapshotPolicy(6))
+    rig.expire()
+    other = as_run_by(rig, app_with(adds, "2", **new))
+    again = other.runtime.world(other.app.programs["Silent"].state, "s")
+    assert again.state().balance == 800
+    assert again.state(at=2).balance == 200
+    # A host that restores and leaves again does no harm either.
+    worker = other.worker("A", "2")
+    worker._acquire([rig.id(silent)])
+    rig.store.read(worker.host_of(rig.id(silent)).load)
+    worker.finish()
+    again.send(Added(1))
+    other.run(other.worker("A", "3")).finish()
+    assert other.blocker(again) == ""
+    assert other.read(restore.check, other.kernel(again)).compared == 9
+    assert again.state().balance == 801
+
+
+def _limits(self: Any, amount: int) -> None:
+    self.balance += amount
+    self.limit = amount
+
+
+@pytest.mark.parametrize(
+    ("reducer", "new"),
+    [
+        (_limits, {"limit": (int, 7)}),
+        (doubles, {"limit": (int, 7)}),
+    ],
+    ids=["a new field that is written", "another state"],
+)
+def test_a_new_field_hides_no_difference(
+    reducer: Callable[[Any, int], None], new: dict[str, tuple[Any, Any]]
+) -> None:
+    rig = Rig(PLAIN)
+    silent = filled(rig, 3)
+    other = as_run_by(rig, app_with(reducer, "2", **new))
+    with pytest.raises(ReplayDiverged):
+        other.read(restore.restore, other.kernel(silent))
+
+
+@pytest.mark.parametrize(
+    ("was", "now"),
+    [({"limit": (int, 7)}, {}), ({"limit": (int, 7)}, {"limit": (int, 8)})],
+    ids=["a field that is gone", "a default that was changed"],
+)
+def test_a_class_that_cannot_have_had_the_state_is_a_difference(
+    was: dict[str, tuple[Any, Any]], now: dict[str, tuple[Any, Any]]
+) -> None:
+    rig = Rig(app_with(adds, **was))
+    silent = filled(rig, 3)
+    other = as_run_by(rig, app_with(adds, "2", **now))
+    with pytest.raises(ReplayDiverged):
+        other.read(restore.restore, other.kernel(silent))
 
 
 # -- entries from before ---------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from holdfast import codec
 from holdfast.config import MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
 from holdfast.messages import FABRIC_SEND, Ingress, Kind
+from holdfast.world import growth
 from holdfast.world.history import Bound
 
 Handler = Callable[[Any, Any, Any], None]
@@ -106,6 +107,7 @@ class EventType:
 class Program:
     __slots__ = (
         "_decoder",
+        "_new_fields",
         "events",
         "handlers",
         "history",
@@ -145,6 +147,8 @@ class Program:
         # The runtime itself tells of mail that it could not deliver.
         self.known[("receipt", FABRIC_SEND)] = 0
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
+        # Fields that digests of older code were found to be without.
+        self._new_fields: tuple[frozenset[str], ...] = ()
 
     def initial(self) -> Any:
         try:
@@ -164,6 +168,16 @@ class Program:
         """The bytes of the state as it is when it was stored and read again: equal states have equal
         bytes, in any process. The digest in a journal is made of them, and they are the snapshot."""
         return self.dump(self.fresh(state))
+
+    def has_grown(self, state: Any, canonical: bytes, digest: bytes) -> bool:
+        """Whether the digest is that of the state without fields that are new."""
+        if any(growth.has_grown(canonical, digest, new) for new in self._new_fields):
+            return True
+        found = growth.grown(state, canonical, digest)
+        if found is not None:
+            # The next digest was made by the same code, as a rule.
+            self._new_fields = (found, *self._new_fields)[:4]
+        return found is not None
 
     def fresh(self, state: Any) -> Any:
         """The state as it is when it was stored and read again; Invalid if it cannot be."""
