@@ -63,6 +63,11 @@ SAMPLE = (
     "carried timer: those of other worlds starve",
     "mail: nobody told",
     "fork: answered, and nobody told",
+    "unknown: journaled as ignored",
+    "unknown: given up too early",
+    "unknown: given up by any host",
+    "unknown: a key that waits answered as handled",
+    "unknown: stopped, and listed nowhere",
 )
 SAMPLE_SEEDS = 150
 

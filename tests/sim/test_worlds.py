@@ -52,6 +52,25 @@ def test_random_seeds_of_worlds_break_nothing(threads: Threads) -> None:
     assert seen["authority: taken over"]
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("worlds_only")
+def test_two_versions_of_the_code_at_once_lose_nothing(
+    threads: Threads, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(settings, "VERSIONS_MILLE", 1000)
+    broken = {}
+    seen: Counter[str] = Counter()
+    for seed in range(9200, 9230):
+        result = run_seed(seed, threads=threads)
+        seen.update(result.sometimes)
+        if result.violations:
+            broken[seed] = result.violations[0]
+    assert broken == {}
+    assert seen["world: stopped before an unknown item"]
+    assert seen["world: unknown item given up"]
+    assert seen["world: key of an item that waits"]
+
+
 @pytest.mark.usefixtures("worlds_only")
 @pytest.mark.parametrize("seed", range(9100, 9104))
 def test_a_seed_of_worlds_ends_alike_on_memory_and_on_lmdb(seed: int, threads: Threads) -> None:
