@@ -7,10 +7,11 @@ import pytest
 
 import holdfast as hf
 from holdfast.durable import journal
-from holdfast.messages import Receipt, Status
+from holdfast.messages import Receipt, Status, event_ingress
 from holdfast.ops import service
 from holdfast.world import catalog
 from holdfast.world.catalog import subject_of
+from holdfast.world.ingress import enqueue
 from tests.cli.conftest import Run
 from tests.ops.app import Account, Asked, Deposited, Refused
 from tests.ops.rig import UNIVERSE, WORKER, Rig
@@ -217,3 +218,24 @@ def test_purge_of_a_world_in_use_is_refused_unless_forced(run: Run, path: Path, 
     told = run("worlds", "purge", "Account/eve", "--force", "--store", path)
     assert (told.code, "hash" in told.out) == (0, True)
     assert run("effects", "list", "--store", path, "--json").document["effects"][0]["ready"] == 0
+
+
+def test_a_world_that_stopped_before_an_unknown_event_is_shown_with_the_type(
+    run: Run, path: Path, rig: Rig
+) -> None:
+    world_id = rig.world_id()
+    rig.store.transact(enqueue, UNIVERSE, world_id, None, event_ingress("Renamed", b"\x01\x80"))
+    rig.work()
+    [row] = run("worlds", "list", "--store", path).out.splitlines()[1:]
+    assert row.split()[:4] == ["Account", "ada", "active", "(unknown_event)"]
+    shown = run("worlds", "show", "Account/ada", "--store", path)
+    assert "unknown_event since " in shown.out
+    assert "'Renamed'" in shown.out
+    told = run("worlds", "show", "Account/ada", "--store", path, "--json").document
+    assert told["blocker"]["code"] == "unknown_event"
+    # The world waits; its universe does not (it has no leader here).
+    found = run("ready", "--universe", UNIVERSE, "--store", path, "--json").document
+    [subject] = found["universes"][0]["subjects"] if "universes" in found else found["subjects"]
+    assert subject["reasons"][0]["code"] == "unknown_event"
+    assert "unknown_event" in run("ready", "--universe", UNIVERSE, "--store", path).out
+    assert run("verify", "--store", path).code == 0
