@@ -35,6 +35,10 @@ class Looked(hf.Event):
     pass
 
 
+class Spoiled(hf.Event):
+    """Its handler leaves a state that cannot be read back."""
+
+
 class Brooded(hf.Event):
     """Its handler looks at what no journal holds, and neither replies nor emits."""
 
@@ -66,6 +70,10 @@ class Purse(hf.World):
     @hf.on(Brooded)
     def brooded(self, event: Brooded, cx: hf.Context) -> None:
         self.rings = next(_ambient)
+
+    @hf.on(Spoiled)
+    def spoiled(self, event: Spoiled, cx: hf.Context) -> None:
+        self.coins = "many"  # type: ignore[assignment]
 
     @hf.on(Looked)
     def looked(self, event: Looked, cx: hf.Context) -> None:
@@ -186,6 +194,17 @@ def test_a_silent_reducer_that_looks_elsewhere_is_found_by_its_state() -> None:
         assert [entry.step.state for entry in ada.journal()].count(b"") < 2
         with pytest.raises(Disparity, match=r"Purse/ada at height \d: .* its state is b'"):
             s.assert_parity()
+
+
+def test_an_event_that_leaves_what_cannot_be_stored_fails_again() -> None:
+    with hf.simulate(app, seed=2) as s:
+        ada = s.world(Purse, "ada")
+        for event in (Put(1), Spoiled(), Put(2)):
+            ada.send(event)
+        s.run_until_quiet()
+        assert ada.state().coins == 3
+        assert [one.outcome for one in ada.journal()][:3] == ["ok", "failed", "ok"]
+        s.assert_parity()
 
 
 def test_a_silent_reducer_that_looks_elsewhere_is_parked_after_a_crash() -> None:

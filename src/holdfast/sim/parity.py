@@ -28,6 +28,7 @@ from holdfast.store.api import Txn
 from holdfast.world import catalog, entry, kernel
 from holdfast.world.catalog import Status, WorldRecord, subject_of
 from holdfast.world.entry import Outcome, Step
+from holdfast.world.program import BadState
 from holdfast.world.restore import restore
 
 Look = Callable[..., Any]
@@ -96,6 +97,14 @@ def _handle(world: kernel.World, state: Any, step: Step, height: int) -> tuple[S
     program = world.program
     if step.base == height - 1:
         state = program.fresh(state)
+    again, after = _step(world, state, step, height)
+    if not step.state:
+        return replace(again, state=step.state), after
+    return replace(again, state=sha256(program.canonical(after)).digest()), after
+
+
+def _step(world: kernel.World, state: Any, step: Step, height: int) -> tuple[Step, Any]:
+    program = world.program
     if step.outcome is Outcome.UNKNOWN:
         # No code handled it: there is nothing to repeat.
         return step, state
@@ -111,10 +120,13 @@ def _handle(world: kernel.World, state: Any, step: Step, height: int) -> tuple[S
         generation=step.generation,
         base=step.base,
     )
-    after = program.load(before) if made.spoiled else state
-    if not step.state:
-        return replace(made.step, state=step.state), after
-    return replace(made.step, state=sha256(program.canonical(after)).digest()), after
+    if step.outcome is Outcome.FAILED and not made.spoiled:
+        # It did not raise; what it left could not be stored.
+        try:
+            program.storable(state)
+        except BadState as error:
+            made = kernel.spoil(made, error)
+    return made.step, program.load(before) if made.spoiled else state
 
 
 def _start(

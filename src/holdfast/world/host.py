@@ -23,7 +23,7 @@ import msgspec
 
 from holdfast import codec
 from holdfast.clock import Clock
-from holdfast.config import CYCLE_BYTES_MAX, STATE_BYTES_MAX
+from holdfast.config import CYCLE_BYTES_MAX
 from holdfast.durable import inbox, journal
 from holdfast.durable.lease import Lease
 from holdfast.errors import StoreCorrupt
@@ -330,17 +330,10 @@ class Host:
     def _freshen(self) -> bytes:
         """The state's bytes, and in memory what a restore from them would give."""
         self._state = self.world.program.fresh(self._state)
-        return self._bounded(self.world.program.dump(self._state))
+        return self.world.program.bounded(self.world.program.dump(self._state))
 
     def _storable(self) -> bytes:
-        """The state's bytes as they are stored; BadState if they cannot be, or are too many."""
-        return self._bounded(self.world.program.canonical(self._state))
-
-    def _bounded(self, found: bytes) -> bytes:
-        if len(found) > STATE_BYTES_MAX:
-            why = f"{len(found):,} bytes, and a state has {STATE_BYTES_MAX:,} at most"
-            raise BadState(what="state", type=self.world.program.type, why=why)
-        return found
+        return self.world.program.storable(self._state)
 
     def _tried(self, stepped: Stepped) -> tuple[Stepped, bytes | None]:
         """The step, and the state that it left; the step is failed if that cannot be stored."""

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from holdfast import codec
-from holdfast.config import MESSAGE_BYTES_MAX
+from holdfast.config import MESSAGE_BYTES_MAX, STATE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
 from holdfast.messages import FABRIC_SEND, Ingress, Kind
 from holdfast.world import growth
@@ -168,6 +168,16 @@ class Program:
         """The bytes of the state as it is when it was stored and read again: equal states have equal
         bytes, in any process. The digest in a journal is made of them, and they are the snapshot."""
         return self.dump(self.fresh(state))
+
+    def storable(self, state: Any) -> bytes:
+        """The same bytes; BadState if they cannot be made, or are too many to be stored."""
+        return self.bounded(self.canonical(state))
+
+    def bounded(self, found: bytes) -> bytes:
+        if len(found) > STATE_BYTES_MAX:
+            why = f"{len(found):,} bytes, and a state has {STATE_BYTES_MAX:,} at most"
+            raise BadState(what="state", type=self.type, why=why)
+        return found
 
     def has_grown(self, state: Any, canonical: bytes, digest: bytes) -> bool:
         """Whether the digest is that of the state without fields that are new."""
