@@ -19,6 +19,8 @@ from holdfast.errors import Invalid
 T = TypeVar("T")
 
 HASH_BYTES = 32
+# How deep lists, dicts and records may be nested in a message.
+DEPTH_MAX = 100
 
 _encoder = msgspec.msgpack.Encoder(order="sorted")
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
@@ -73,6 +75,25 @@ def unpack_as(kind: type[T], data: bytes) -> T:
         return decoder(kind).decode(data)
     except UNREADABLE as error:
         raise Invalid(what=kind.__name__, why=str(error)) from None
+
+
+def check_depth(what: str, packed: bytes, **fields: Any) -> None:
+    """Invalid if values are nested deeper than `DEPTH_MAX`: whoever reads them may have less room than
+    whoever wrote them. Each level has a byte at least, so what is short need not be looked at."""
+    if len(packed) <= DEPTH_MAX:
+        return
+    level: list[Any] = [unpack(packed)]
+    for _ in range(DEPTH_MAX + 1):
+        level = [
+            one
+            for nest in level
+            if type(nest) in (list, dict)
+            for one in (nest.values() if type(nest) is dict else nest)
+            if type(one) in (list, dict)
+        ]
+        if not level:
+            return
+    raise Invalid(what=what, why="nested too deep", depth_max=DEPTH_MAX, **fields)
 
 
 def convert(value: Any, kind: Any) -> Any:

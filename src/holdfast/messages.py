@@ -81,6 +81,7 @@ class Intent(Record, frozen=True):
     effect_kind: str
     params: bytes
     origin_name: str
+    # The hash of the effect's policy where it was wanted; empty for what has none: mail and timers.
     policy_context_hash: bytes
     enqueued_at_ns: int
     priority: int = 0

@@ -25,7 +25,7 @@ from holdfast.world import ingress, publish
 from holdfast.world.publish import effects
 from tests.postgres import RIGS
 from tests.roles.rig import Rig
-from tests.roles.shop import Buyer, Dropped, Ordered, Shipped, Slept, Woken, Wrote
+from tests.roles.shop import Buyer, Dropped, Ordered, Shipped, Slept, Woken, Wrote, pay
 from tests.world.rig import CRASH_AFTER, CRASH_BEFORE, FAULTS, Crash, rows_on
 
 MODULES = (
@@ -73,7 +73,7 @@ def test_a_dispatch_item_has_the_eight_fields(rig: Rig) -> None:
         assert (intent.effect_kind, intent.origin_name) == ("pay", "ada")
         assert codec.unpack(intent.params) == ["tea"]
         # The policy is the effect's: the same for all its intents.
-        assert intent.policy_context_hash == first.policy_context_hash
+        assert intent.policy_context_hash == pay.policy_hash != b""
         assert intent.enqueued_at_ns == rig.clock.wall_ns()
 
 

@@ -21,6 +21,7 @@ import inspect
 import math
 import typing
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, ParamSpec, TypeVar
 
 import msgspec
@@ -190,8 +191,9 @@ class Effect(Generic[P, T]):
                 self._signature.bind(None, *args)
             params = codec.pack(list(args))
             self._arguments(params)
-        except (TypeError, ValueError, OverflowError) as error:
+        except codec.UNWRITABLE as error:
             raise Invalid(what="effect arguments", kind=self.kind, why=str(error)) from None
+        codec.check_depth("effect arguments", params, kind=self.kind)
         # Unless it is asked for, the time is the pool's to know: a new release may change it, and
         # no journal diverges.
         timeout_s = options.get("timeout_s", 0)
@@ -204,6 +206,22 @@ class Effect(Generic[P, T]):
             int(timeout_s * 1_000_000_000),
             options.get("tag", ""),
             options.get("key"),
+            self.policy_hash,
+        )
+
+    @cached_property
+    def policy_hash(self) -> bytes:
+        """The hash of attempts, timeout, rate and billing, as declared where the effect is wanted. A
+        replay does not compare it: a release may change a policy."""
+        billing = self.billing()
+        charged = None if billing is None else [billing.operation, billing.args]
+        return codec.digest_of(
+            [
+                self.attempts,
+                float(self.timeout_s),
+                self.rate_per_s and float(self.rate_per_s),
+                charged,
+            ]
         )
 
     def perform(self, intent: Intent, attempt: int, deadline_ns: int, hold: Hold) -> Any:
@@ -217,7 +235,8 @@ class Effect(Generic[P, T]):
         try:
             packed = codec.pack(value)
             _as(self.returns, codec.unpack(packed))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            codec.check_depth("effect result", packed)
+        except (*codec.UNWRITABLE, Invalid) as error:
             raise _bad_result(kind=self.kind, why=str(error)) from None
         return packed
 

@@ -130,8 +130,10 @@ class Task(Generic[P, T]):
             packed = codec.pack([list(args), kwargs])
             if self._typed and (kwargs or not self._fits(args)):
                 self._converted(*codec.unpack(packed))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        except codec.UNWRITABLE as error:
             raise Invalid(what="task arguments", task=self.name, why=str(error)) from None
+        if self._usual is None or kwargs:
+            codec.check_depth("task arguments", packed, task=self.name)
         if len(packed) > MESSAGE_BYTES_MAX:
             raise ValueTooLarge(
                 what="task arguments",
@@ -171,7 +173,9 @@ class Task(Generic[P, T]):
             settled = self._settled_result
             if settled is not None and type(value) not in settled:
                 _as(self.returns, codec.unpack(packed))
-        except (TypeError, ValueError, OverflowError, RecursionError) as error:
+            if not settled or type(value) not in settled:
+                codec.check_depth("task result", packed)
+        except (*codec.UNWRITABLE, Invalid) as error:
             # A task is declared before a store's process is started, run long after: what runs it is
             # imported between the two, or not at all where tasks are submitted alone.
             from holdfast.roles.task_run import BadTaskResult

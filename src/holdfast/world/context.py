@@ -47,10 +47,18 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
+class ContextEnded(Invalid):
+    """A context was used after the handler that it was given to."""
+
+    code = "context_ended"
+    hint = "use cx in the handler that is given it, and keep it in no other place or thread"
+
+
 class Context(Correspondence):
     """`cx`: given to every handler. What it emits is durable with the entry, or not at all."""
 
     __slots__ = (
+        "_ended",
         "_frame",
         "_random",
         "_uuids",
@@ -63,6 +71,7 @@ class Context(Correspondence):
 
     def __init__(self, frame: Frame, vocabulary: Vocabulary) -> None:
         self._frame = frame
+        self._ended = False
         self._vocabulary = vocabulary
         self._random: random.Random | None = None
         self._uuids = 0
@@ -121,6 +130,7 @@ class Context(Correspondence):
             timeout_ns=call.timeout_ns,
             tag=call.tag if tag is None else tag,
             key=call.key,
+            policy=call.policy,
         )
 
     def cancel(self, intent: Intent | bytes) -> Intent:
@@ -169,11 +179,20 @@ class Context(Correspondence):
 
     def reply(self, value: Any) -> None:
         """Answer whoever asks. The last reply counts."""
+        self._require_step("reply")
         reply = packed_plain("reply", value)
         _check_size("reply", reply)
         self.replied = reply
 
+    def end(self) -> None:
+        """The handler has returned: what is wanted from now on would be in no entry."""
+        self._ended = True
+
     # -- inside --------------------------------------------------------------------------------
+
+    def _require_step(self, what: str) -> None:
+        if self._ended:
+            raise ContextEnded(what=what, world=self._frame.name, height=self._frame.height)
 
     def _set_timer(self, event: Any, key: str | None, **when: Any) -> Intent:
         type, value = self._encode(event)
@@ -213,7 +232,9 @@ class Context(Correspondence):
         timeout_ns: int = 0,
         tag: str = "",
         key: str | None = None,
+        policy: bytes = b"",
     ) -> Intent:
+        self._require_step(kind)
         if len(self.intents) >= EMISSIONS_MAX:
             raise Invalid(what="intents", why="too many of one event", max=EMISSIONS_MAX)
         _check_size("parameters", params)
@@ -241,7 +262,7 @@ class Context(Correspondence):
             kind,
             params,
             frame.name,
-            b"",
+            policy,
             frame.wall_ns,
             priority,
             timeout_ns,

@@ -47,6 +47,8 @@ class EffectCall(codec.Record, frozen=True):
     timeout_ns: int = 0
     tag: str = ""
     key: str | None = None
+    # The hash of the policy that the effect was declared with: see `Effect.policy_hash`.
+    policy: bytes = b""
 
 
 class Frame(codec.Record, frozen=True):
@@ -71,16 +73,18 @@ class Frame(codec.Record, frozen=True):
 
 def packed_plain(what: str, value: Any) -> bytes:
     try:
-        return codec.pack(value)
-    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        packed = codec.pack(value)
+    except codec.UNWRITABLE as error:
         raise Invalid(what=what, why=str(error)) from None
+    codec.check_depth(what, packed)
+    return packed
 
 
 def packed(record: codec.Record) -> bytes:
     """The record's bytes, checked: what is wrong must fail here, not at the commit."""
     try:
         packed = codec.pack(record)
-    except (TypeError, ValueError, OverflowError) as error:
+    except codec.UNWRITABLE as error:
         raise Invalid(what=type(record).__name__, why=str(error)) from None
     codec.unpack_as(type(record), packed)
     return packed

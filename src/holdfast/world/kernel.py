@@ -69,6 +69,7 @@ def advance(
     )
     cx = Context(frame, world.vocabulary)
     outcome, error = _run(world, state, ingress, cx)
+    cx.end()
     failed = outcome is Outcome.FAILED
     intents = [] if failed else cx.intents
     step = Step(

@@ -49,6 +49,7 @@ class Correspondence:
             timeout_ns: int = 0,
             tag: str = "",
             key: str | None = None,
+            policy: bytes = b"",
         ) -> Intent: ...
 
     # -- where it came from --------------------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import msgspec
+from msgspec import inspect as types
 
 from holdfast import codec
 from holdfast.config import MESSAGE_BYTES_MAX, STATE_BYTES_MAX
@@ -48,7 +49,7 @@ class BadState(Invalid):
 class EventType:
     """A kind of event: its class, its stored version, and how older versions become new."""
 
-    __slots__ = ("_decoder", "_mark", "kind", "name", "upcasts", "version")
+    __slots__ = ("_decoder", "_deep", "_mark", "kind", "name", "upcasts", "version")
 
     def __init__(
         self,
@@ -65,14 +66,17 @@ class EventType:
         self.upcasts = dict(upcasts or {})
         self._mark = bytes([version])
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(kind)
+        self._deep = _may_be_deep(kind)
 
     def encode(self, event: Any) -> bytes:
         """The event's bytes, checked: fields set by hand are not, when it was made."""
         try:
             body = codec.pack(event)
             self._decoder.decode(body)
-        except (msgspec.MsgspecError, TypeError, ValueError, OverflowError) as error:
+        except codec.UNWRITABLE as error:
             raise Invalid(what="event", type=self.name, why=str(error)) from None
+        if self._deep:
+            codec.check_depth("event", body, type=self.name)
         if len(body) >= MESSAGE_BYTES_MAX:
             raise ValueTooLarge(
                 what="event", type=self.name, bytes=len(body), bytes_max=MESSAGE_BYTES_MAX
@@ -84,7 +88,7 @@ class EventType:
             if value[:1] == self._mark:
                 return self._decoder.decode(memoryview(value)[1:])
             return self._brought_up(value[0] if value else 0, value[1:])
-        except msgspec.MsgspecError as error:
+        except codec.UNREADABLE as error:
             raise Invalid(what="event", type=self.name, why=str(error)) from None
 
     def _brought_up(self, version: int, body: bytes) -> Any:
@@ -102,6 +106,24 @@ class EventType:
                 why = f"the upcast raised {type(error).__name__}: {error}"
                 raise Invalid(what="event", type=self.name, version=step, why=why) from error
         return msgspec.convert(fields, self.kind)
+
+
+def _may_be_deep(kind: type[Any]) -> bool:
+    """Whether values of a type may be nested without end: it names itself, or holds anything."""
+
+    def look(here: Any, above: list[Any]) -> bool:
+        if isinstance(here, types.AnyType | types.CustomType | types.RawType):
+            return True
+        if any(here is one for one in above):
+            return True
+        inner = [field.type for field in getattr(here, "fields", ())]
+        inner += [one for name in ("types", "item_types") for one in getattr(here, name, ()) or ()]
+        for name in ("item_type", "key_type", "value_type", "type"):
+            one = getattr(here, name, None)
+            inner += [one] if isinstance(one, types.Type) else []
+        return any(look(one, [*above, here]) for one in inner)
+
+    return look(types.type_info(kind), [])
 
 
 class Program:
