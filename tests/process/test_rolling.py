@@ -32,7 +32,11 @@ from tests.process.conftest import LIMITS
 from tests.process.watch import until, writer_of
 from tests.processes import Proc
 
-MODULES = ("holdfast.world.unknown", "holdfast.roles.orchestrator", "holdfast.authority.declared")
+MODULES = (
+    "holdfast.world.unknown",
+    "holdfast.roles.orchestrator",
+    "holdfast.authority.declarations",
+)
 
 LEASE_S = "1"
 WORLDS = 6

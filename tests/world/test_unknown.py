@@ -12,7 +12,7 @@ from holdfast import codec
 from holdfast.app.app import App
 from holdfast.app.handle import WorldHandle
 from holdfast.app.runtime import Runtime
-from holdfast.authority import declared, workers
+from holdfast.authority import declarations, workers
 from holdfast.clock import S
 from holdfast.durable import lease, queue
 from holdfast.errors import Invalid, Timeout, UnknownEvent
@@ -33,7 +33,7 @@ from holdfast.world.unknown import Item
 from tests.world.rig import Rig, rows_on
 from tests.world.versions import Asked, Kept, Named, New, Old, new, old
 
-MODULES = ("holdfast.world.unknown", "holdfast.world.need", "holdfast.authority.declared")
+MODULES = ("holdfast.world.unknown", "holdfast.world.need", "holdfast.authority.declarations")
 
 WAIT_S = 3600.0
 
@@ -250,10 +250,10 @@ def test_a_worker_that_dies_before_the_item_starts_no_new_time(sim: Town) -> Non
     since_ns = sim.record(sim.desk()).unknown.since_ns  # type: ignore[union-attr]
     # A worker that claims to know it, and has other code by the time it gets the world.
     liar = sim.worker("B", "1", app=old.app)
-    liar._declaration = declared.declaration(
+    liar._declaration = declarations.declaration(
         {"Desk": {"event:New": 1, "event:Kept": 1}}  # what the second version says
     )
-    liar._code = declared.digest(liar._declaration)
+    liar._code = declarations.digest(liar._declaration)
     sim.crew["B"] = liar
     sim.clock.advance(60 * S)
     liar.tick()
@@ -571,7 +571,7 @@ def test_an_unknown_item_that_came_by_no_door_waits_too(sim: Town) -> None:
 
 
 def test_a_declaration_names_types_causes_and_versions() -> None:
-    found = declared.declaration(
+    found = declarations.declaration(
         {"A": {"event:X": 2, "event:Y": 1}, "B": {"event:X": 2, "receipt:fx": 0}}
     )
     assert found.common == {"event:X": 2}
@@ -582,16 +582,16 @@ def test_a_declaration_names_types_causes_and_versions() -> None:
     assert found.has("A")
     assert not found.has("C")
     assert not found.knows("C", "event:X", 1)
-    assert declared.declaration({}).common == {}
+    assert declarations.declaration({}).common == {}
 
 
 def test_a_declaration_that_was_collected_is_written_again(sim: Town) -> None:
     worker = sim.start("A", old.app)
     code = sim.store.read(workers.find, "desk", "A").code
     assert code
-    assert sim.store.read(declared.written, "desk", code)
-    assert sim.store.transact(declared.collect, "desk", [code], 100) == 0
-    assert sim.store.transact(declared.collect, "desk", [], 100) == 1
+    assert sim.store.read(declarations.written, "desk", code)
+    assert sim.store.transact(declarations.collect, "desk", [code], 100) == 0
+    assert sim.store.transact(declarations.collect, "desk", [], 100) == 1
     sim.clock.advance(2 * S)
     worker.tick()
     assert sim.store.read(workers.find, "desk", "A").code == ""
@@ -606,4 +606,4 @@ def test_the_leader_collects_declarations_that_no_worker_names(sim: Town) -> Non
     gone = sim.store.read(workers.find, "desk", "B").code
     sim.stop("B")
     sim.wait(60)
-    assert not sim.store.read(declared.written, "desk", gone)
+    assert not sim.store.read(declarations.written, "desk", gone)

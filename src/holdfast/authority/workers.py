@@ -19,7 +19,7 @@ from functools import lru_cache
 from msgspec.structs import replace
 
 from holdfast import codec
-from holdfast.authority import authority, declared
+from holdfast.authority import authority, declarations
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX, S
 from holdfast.durable.bounds import check_limit, check_name, check_time, check_ttl
@@ -42,7 +42,7 @@ class WorkerRecord(Record, frozen=True):
     # How many worlds it hosts, and tasks it has leased, by its own account.
     worlds: int = 0
     leases: int = 0
-    # What its code declares (`declared`); empty while that is not written down.
+    # What its code declares (`declarations`); empty while that is not written down.
     code: str = ""
 
     def live(self, now_ns: int, ttl_ns: int, authority_epoch: int) -> bool:
@@ -85,7 +85,7 @@ def heartbeat(
         was is not None and was.draining,
         worlds,
         leases,
-        code if code and declared.written(txn, universe, code) else "",
+        code if code and declarations.written(txn, universe, code) else "",
     )
     txn.put(key, codec.pack(now))
     if was is None or _standing(was) != _standing(now):

@@ -6,7 +6,7 @@ worlds by rendezvous hashing over live workers, and anew those of workers that d
 are honoured. A worker counts as live only after a heartbeat under the present authority.
 
 A world goes only to a worker whose code has its type. One that stopped before an item that its code
-does not know goes only to a worker that declares it (`authority.declared`). When no such worker came in
+does not know goes only to a worker that declares it (`authority.declarations`). When no such worker came in
 time, any worker of the type gets the world, and makes the item a dead letter (`world.unknown`).
 """
 
@@ -15,8 +15,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 
-from holdfast.authority import authority, declared, placement, workers
-from holdfast.authority.declared import Declaration
+from holdfast.authority import authority, declarations, placement, workers
+from holdfast.authority.declarations import Declaration
 from holdfast.clock import SYSTEM, Clock, S
 from holdfast.config import (
     BLOB_GRACE_NS,
@@ -363,7 +363,7 @@ class Orchestrator(Role):
     def _collect(self, txn: Txn) -> Pending[bool]:
         txn.require_live(self._held())
         named = {one.code for one in workers.known(txn, self.universe)}
-        declared.collect(txn, self.universe, sorted(named), PLACED_PER_TICK)
+        declarations.collect(txn, self.universe, sorted(named), PLACED_PER_TICK)
         scopes = [inbox.SCOPE, publish.scope(self.universe)]
         return collect(txn, scopes, DEDUPE_RETENTION_NS, BLOB_GRACE_NS, PLACED_PER_TICK)
 
@@ -374,7 +374,7 @@ class Orchestrator(Role):
     def _find_able(self, txn: Txn) -> Able:
         return Able(
             {
-                one.worker: declared.read(txn, self.universe, one.code) if one.code else None
+                one.worker: declarations.read(txn, self.universe, one.code) if one.code else None
                 for one in self._live(txn)
                 if not one.draining and "world" in one.roles
             }

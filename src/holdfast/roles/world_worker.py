@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from holdfast.authority import authority, declared, workers
+from holdfast.authority import authority, declarations, workers
 from holdfast.clock import MS, SYSTEM, Clock, S
 from holdfast.config import BATCH_MAX, CYCLES_BYTES_MAX, CYCLES_MAX, UNKNOWN_EVENT_S
 from holdfast.durable import inbox
@@ -118,7 +118,7 @@ class WorldWorker(Role):
         self.policy = policy or WorkerPolicy()
         self._programs = programs
         self._declaration = declaration_of(programs)
-        self._code = declared.digest(self._declaration)
+        self._code = declarations.digest(self._declaration)
         # Whether that is written down, as far as the last heartbeat could tell.
         self._declared = False
         self._vocabulary = vocabulary
@@ -236,7 +236,7 @@ class WorldWorker(Role):
 
     def _beat(self, txn: Txn) -> Pending[workers.WorkerRecord]:
         if not self._declared:
-            declared.write(txn, self.universe, self._declaration)
+            declarations.write(txn, self.universe, self._declaration)
         hosted = len(self._hosted)
         beat: Pending[workers.WorkerRecord] = workers.heartbeat(
             txn, self.universe, self.worker, self.incarnation, (self.name,), hosted, 0, self._code
@@ -576,9 +576,9 @@ class WorldWorker(Role):
         return lease.expires_ns - int(self.policy.lease_ttl_s * self.policy.renewal_margin * S)
 
 
-def declaration_of(programs: dict[str, Program]) -> declared.Declaration:
+def declaration_of(programs: dict[str, Program]) -> declarations.Declaration:
     """What workers tell the orchestrator of their code."""
-    return declared.declaration(
+    return declarations.declaration(
         {
             type: {f"{side}:{name}": version for (side, name), version in program.known.items()}
             for type, program in programs.items()
