@@ -112,7 +112,7 @@ class _Replay:
 
     def _in_order(self, event: Event, timers: list[Plain]) -> None:
         """Timers that were never claimed before come by the time they are due, then by number."""
-        items = self.items.get(event.args["timers"], {})
+        items = self.items.get(event.args.get("timers", ""), {})
         fresh = [(items[one["seq"]].due_ns, one["seq"]) for one in timers if one["number"] == 1]
         if not fresh:
             return
