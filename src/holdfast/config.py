@@ -76,6 +76,11 @@ RETRY_AFTER_S_MAX = 24 * 3600
 
 # The directory of an embedded store is its owner's, unless HOLDFAST_STORE_MODE says otherwise.
 STORE_MODE = 0o700
+# After a boot, a calendar further ahead of the last commit is not believed, and a shorter leap is warned of. So is
+# one that is behind it: store time is ahead of the calendar then.
+STORE_TIME_LEAP_MAX_NS = 366 * 24 * 3600 * S
+STORE_TIME_LEAP_WARN_NS = 30 * 24 * 3600 * S
+STORE_TIME_BEHIND_WARN_NS = 24 * 3600 * S
 # LMDB reserves address space, not disk; the map is never resized.
 MAP_BYTES = 1 << 40
 # A checkpoint of the redo log is begun after so much in it, so many commits, or so long; above the last

@@ -35,6 +35,7 @@
         ├── StoreCorrupt
         ├── StoreFull
         ├── StoreReadOnly
+        ├── StoreTimeLeap     the calendar is too far ahead of the last commit to be true
         ├── StoreDenied       another account owns it, or the server says no
         ├── SchemaMismatch
         ├── StoreMoved        go on in the place that it names
@@ -240,6 +241,14 @@ class StoreReadOnly(StoreError):
 class StoreDenied(StoreError):
     code = "store_denied"
     hint = "use the account that owns it, or share the store with its group by HOLDFAST_STORE_MODE=0770"
+
+
+class StoreTimeLeap(StoreError):
+    code = "store_time_leap"
+    hint = (
+        "nothing was changed; set the clock of the machine; if its calendar is right, open the store once with "
+        "HOLDFAST_STORE_TIME_UNTIL=YYYY-MM-DD, a day that is still to come"
+    )
 
 
 class SchemaMismatch(StoreError):

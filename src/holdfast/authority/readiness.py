@@ -47,6 +47,7 @@ class Reason(Enum):
     # Of warnings.
     NO_LIVE_WORKER = "no_live_worker"
     MAIL_WAITING = "mail_waiting"
+    STORE_TIME = "store_time"
 
 
 # -- what is known -------------------------------------------------------------------------------

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
+from msgspec.structs import replace
+
+from holdfast import codec
 from holdfast.authority import authority, dispatch_log, replay, workers
 from holdfast.authority.readiness import (
     Blocker,
@@ -23,7 +26,13 @@ from holdfast.authority.readiness import (
     derive_readiness,
     unread,
 )
-from holdfast.config import BATCH_MAX, SCAN_PAGE, S
+from holdfast.config import (
+    BATCH_MAX,
+    SCAN_PAGE,
+    STORE_TIME_BEHIND_WARN_NS,
+    STORE_TIME_LEAP_WARN_NS,
+    S,
+)
 from holdfast.durable import queue
 from holdfast.errors import Busy, HoldfastError, NotFound, SchemaMismatch, StoreError
 from holdfast.ledger import runs
@@ -53,9 +62,24 @@ def look(store: Store, universe: str, worker_ttl_ns: int = workers.TTL_NS) -> Re
     """Whether a universe is ready now. A store that fails is an answer, not an error."""
     try:
         facts = store.read(gather, universe, worker_ttl_ns)
-        return derive_readiness(facts, store.now_ns())
+        found = derive_readiness(facts, store.now_ns())
+        return replace(found, warnings=[*found.warnings, *store.read(_calendar)])
     except (StoreError, Busy) as error:
         return away(universe, error)
+
+
+def _calendar(txn: Txn) -> list[Blocker]:
+    """A warning if the calendar of the last boot does not fit to the commits before it."""
+    row = txn.get(schema.META_KEY)
+    leap_ns = 0 if row is None else codec.unpack_as(schema.Meta, row).leap_ns
+    days = abs(leap_ns) // (24 * 3600 * S)
+    if leap_ns > STORE_TIME_LEAP_WARN_NS:
+        text = f"store time went {days} days ahead when the machine started: is its calendar right?"
+    elif -leap_ns > STORE_TIME_BEHIND_WARN_NS:
+        text = f"the calendar was {days} days behind store time when the machine started"
+    else:
+        return []
+    return [Blocker(Reason.STORE_TIME, Reason.STORE_TIME.value, text)]
 
 
 def away(universe: str, error: HoldfastError) -> ReadinessSnapshot:

@@ -41,7 +41,7 @@ from holdfast.errors import (
     Withdrawn,
     to_wire,
 )
-from holdfast.store import marks, schema, tuples
+from holdfast.store import calendar, marks, schema, tuples
 from holdfast.store.api import Guard, Row
 from holdfast.store.applying import Ring, Written, check_guards, execute
 from holdfast.store.standers import TRIED_MAX, Name, Standers, waiting_for
@@ -385,6 +385,7 @@ class Engine:
             meta = meta_row(txn)
             last = None if meta is None else Anchor(meta.boot_id, meta.offset_ns)
             floor_ns = max(self._last_ns, 0 if meta is None else meta.floor_ns)
+            leap_ns = calendar.leap_ns(self._clock, meta, floor_ns)
             self._anchor = anchor(self._clock, last=last, floor_ns=floor_ns)
             self._last_ns = floor_ns
             self.store_id = self._clock.entropy(16).hex() if meta is None else meta.store_id
@@ -395,6 +396,7 @@ class Engine:
                 self._anchor.boot_id,
                 self._anchor.offset_ns,
                 floor_ns,
+                leap_ns,
             )
             if meta == fresh:
                 txn.abort()
@@ -446,12 +448,11 @@ def meta_row(rows: Rows) -> schema.Meta | None:
         raise StoreCorrupt(what="meta row", why=error.why) from None
 
 
-def check_outcomes(rows: Rows) -> None:
-    """Raise what keeps the outcomes of earlier commits from being read."""
+def check_outcomes(rows: Rows) -> int:
+    """Raise what keeps the outcomes of earlier commits from being read; the time of the last one."""
     try:
-        for _, row in outcome_rows(rows):
-            _OUTCOME_ROW.decode(row)
-    except msgspec.MsgspecError as error:
+        return max((_OUTCOME_ROW.decode(row)[2] for _, row in outcome_rows(rows)), default=0)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise StoreCorrupt(what="outcome row", why=str(error)) from None
 
 

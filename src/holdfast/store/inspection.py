@@ -1,15 +1,16 @@
 """The inspection of an embedded store before the first byte is written.
 
 Everything that can refuse an open is asked here: the headers and records of the redo log, the schema marker, the
-rows that the engine reads, and the pages that a replay touches. A refused open leaves every file as it was.
+rows that the engine reads, the calendar, and the pages that a replay touches. A refused open leaves every file as it was.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
-from holdfast.store import schema
+from holdfast.store import calendar, schema
 from holdfast.store.engine import Rows, check_outcomes, guard_schema, meta_row
 from holdfast.store.redo import Recovery
 from holdfast.store.rows import storage_error
@@ -36,5 +37,5 @@ def inspect(path: Path, *, bootstrap: bool) -> Recovery:
 
 def check_rows(rows: Rows, *, bootstrap: bool) -> None:
     guard_schema(rows.get(schema.MARKER_KEY), EXPECTED, bootstrap=bootstrap)
-    meta_row(rows)
-    check_outcomes(rows)
+    meta, last_ns = meta_row(rows), check_outcomes(rows)
+    calendar.leap_ns(SYSTEM, meta, max(last_ns, 0 if meta is None else meta.floor_ns))

@@ -133,6 +133,8 @@ class Meta(msgspec.Struct, frozen=True, array_like=True):
     boot_id: str
     offset_ns: int
     floor_ns: int
+    # By how much the calendar was after the last commit when this boot was first seen.
+    leap_ns: int = 0
 
 
 def marker(major: int = SCHEMA_MAJOR, minor: int = SCHEMA_MINOR) -> bytes:
