@@ -14,11 +14,13 @@ import sys
 from holdfast.cli import EXIT_FAILED, EXIT_OK
 from holdfast.cli.application import add_app_option, app_is_usage
 from holdfast.cli.output import emit, printable, waiting
-from holdfast.cli.target import add_options, existing
+from holdfast.cli.target import add_options, directory_of, existing, is_embedded
 from holdfast.ops import inventory, recount, verify
 from holdfast.ops.recount import Difference
+from holdfast.ops.unreadable import as_corrupt
 from holdfast.ops.verify import Finding, Target
 from holdfast.store.api import Txn
+from holdfast.store.readback import read_back
 
 SHOWN_MAX = 100
 
@@ -35,13 +37,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
 @app_is_usage
 def run(args: argparse.Namespace) -> int:
     with existing(args) as store:
-        targets = store.read(_targets, args.universe)
+        if is_embedded(store.url):
+            with waiting("reading every page"):
+                # In a process of its own: on a damaged file LMDB can end its reader.
+                read_back(directory_of(store.url))
+        with as_corrupt("catalog"):
+            targets = store.read(_targets, args.universe)
         progress = Progress(len(targets))
         findings = verify.verify(
             store, targets, app=args.app, jobs=args.jobs, progress=progress.show
         )
         progress.end()
-        with waiting("counting again"):
+        with waiting("counting again"), as_corrupt("row"):
             differences = store.read(recount.recount)
     wrong = [finding for finding in findings if finding.code]
     sound = not wrong and not differences

@@ -142,7 +142,7 @@ LogEntry = (
 def decode(body: bytes) -> LogEntry:
     try:
         return _decoder.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreCorrupt(what="log entry", why=str(error)) from None
 
 

@@ -26,7 +26,7 @@ from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox, item
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Fence
-from holdfast.ops import inventory
+from holdfast.ops import inventory, unreadable
 from holdfast.store import schema, tuples
 from holdfast.store.api import Row, Txn
 from holdfast.store.schema import Space
@@ -51,15 +51,26 @@ def recount(txn: Txn) -> list[Difference]:
     """Every difference of every kind, in the order of the kinds."""
     found: list[Difference] = []
     for name in inventory.names_after(txn, (int(Space.QUEUE),)):
-        found += _queue(txn, name)
+        found += _read("queue", name, _queue(txn, name))
     for universe in inventory.universes(txn):
-        found += _catalog(txn, universe)
-        found += _assignments(txn, universe)
-        found += _authority(txn, universe)
-        found += _dispatches(txn, universe)
-    found += _leases(txn)
+        found += _read("catalog", universe, _catalog(txn, universe))
+        found += _read("assignment", universe, _assignments(txn, universe))
+        found += _read("authority", universe, _authority(txn, universe))
+        found += _read("dispatch", universe, _dispatches(txn, universe))
+    found += _read("lease", "all", _leases(txn))
     for universe in inventory.names_after(txn, (int(Space.TASK),)):
-        found += _tasks(txn, universe)
+        found += _read("task", universe, _tasks(txn, universe))
+    return found
+
+
+def _read(kind: str, where: str, differences: Iterator[Difference]) -> list[Difference]:
+    """All of them, and one for a row that cannot be decoded: it ends this kind and no other."""
+    found: list[Difference] = []
+    try:
+        for one in differences:
+            found.append(one)
+    except unreadable.ERRORS as error:
+        found.append(_differs(kind, where, "a row", unreadable.told(error), "a record"))
     return found
 
 

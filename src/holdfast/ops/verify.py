@@ -29,7 +29,8 @@ from holdfast import store as stores
 from holdfast.app.app import App
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal, snapshot
-from holdfast.errors import HoldfastError, Invalid, NotFound, ReplayDiverged
+from holdfast.errors import HoldfastError, Invalid, NotFound, ReplayDiverged, StoreCorrupt
+from holdfast.ops import unreadable
 from holdfast.ops.application import load_app
 from holdfast.store.api import Store, Txn, address_of
 from holdfast.world import catalog
@@ -129,6 +130,11 @@ def _check(txn: Txn, app: App | None, target: Target) -> _Replayed:
         done = _replay(txn, app, target, record.type, record.name)
     except HoldfastError as error:
         return _Replayed(_wrong(target, shown, error))
+    except unreadable.ERRORS as error:
+        if app is not None:
+            raise  # it may be the user's code
+        corrupt = StoreCorrupt(why=unreadable.told(error))
+        return _Replayed(_wrong(target, shown, corrupt))
     counts = Finding(
         *target, shown, done.steps, compared=done.compared, not_compared=done.not_compared
     )

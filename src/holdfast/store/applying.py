@@ -54,7 +54,7 @@ def execute(
         called = resolve(name)
         try:
             arguments = called.decode_args(bytes(args))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Invalid(what="operation", name=name, why=str(error)) from None
         results.append(msgspec.Raw(codec.pack(called.fn(apply, *arguments))))
     return apply, seqs, results

@@ -137,15 +137,17 @@ class Pages:
         for _ in self.free_pages():
             pass
 
-    def check_all(self) -> None:
-        """Read the whole file: each page is used once, keys are in order, counts are right."""
+    def check_all(self) -> set[int]:
+        """Read the whole file: each page is used once, keys are in order, counts are right. The pages in use."""
         used: set[int] = set()
         self._check_tree(self.meta.main, used)
         self._check_tree(self.meta.free, used, ordered=False)
+        free: set[int] = set()
         for number in self.free_pages():
-            if number in used:
-                raise self._corrupt(number, "in use and free at the same time")
-            used.add(number)
+            if number in used or number in free:
+                raise self._corrupt(number, "in use twice, or in use and free")
+            free.add(number)
+        return used
 
     def free_pages(self) -> Iterator[int]:
         for key, kept in self._rows(self.meta.free, b"", None, False):

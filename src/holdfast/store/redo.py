@@ -426,7 +426,7 @@ def _record(salt: bytes, round: int, id: int, body: bytes) -> bytes:
 def _decoded(path: Path, body: bytes) -> list[Change]:
     try:
         return _changes.decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise StoreCorrupt(path=str(path), what="record of the log", why=str(error)) from None
 
 
@@ -479,7 +479,7 @@ def _header_at(data: bytes, at: int) -> Header | None:
         return None
     try:
         return _header.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, ValueError):
         return None
 
 

@@ -61,7 +61,7 @@ def with_state(body: bytes, digest: bytes) -> bytes:
 def decode(body: bytes) -> Step:
     try:
         return _decode(body)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise StoreCorrupt(what="journal entry", why=str(error)) from None
 
 

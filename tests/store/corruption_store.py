@@ -1,0 +1,90 @@
+"""Make a store with something of everything in it, then close it, or kill every process that has it open."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+import holdfast as hf
+from holdfast import store as stores
+from holdfast.config import WriterLimits
+from holdfast.durable import lease, queue
+from holdfast.store.api import Txn
+from holdfast.store.places import own
+from tests.process.watch import assert_nobody_is_left, writer_of
+from tests.store.corruption import ROWS
+
+LIMITS = WriterLimits(linger_s=0.2, reader_check_s=0.2)
+ACCOUNTS = 12
+DEPOSITS = 15
+TASKS = 120
+
+
+class Deposited(hf.Event):
+    amount: int
+    note: str = ""
+
+
+class Account(hf.World):
+    balance: int = 0
+    notes: tuple[str, ...] = ()
+
+    @hf.on(Deposited)
+    def deposited(self, event: Deposited, cx: hf.Context) -> None:
+        self.balance += event.amount
+        self.notes = (*self.notes[-20:], event.note)
+        cx.reply(self.balance)
+
+
+@hf.task
+def shout(text: str, times: int) -> str:
+    return text.upper() * times
+
+
+app = hf.App("corruption", worlds=[Account], tasks=[shout])
+
+
+def fill(url: str) -> None:
+    with app.open(url) as rt:
+        handles = [rt.submit(shout, f"line {n} of the task", n % 40) for n in range(TASKS)]
+        for n in range(ACCOUNTS):
+            account = rt.world(Account, f"account-{n}")
+            for m in range(DEPOSITS):
+                account.ask(Deposited(m, f"deposit {m} of {n}"), timeout=60)
+        for handle in handles:
+            handle.result(60)
+
+
+def more(txn: Txn, n: int) -> None:
+    txn.put(("user", n), b"a row of the user, number %d; " % n * (1 + n % 60))
+    txn.append(("log",), b"entry %d" % n)
+
+
+def main(home: Path, state: str) -> None:
+    fill(str(home))
+    assert_nobody_is_left(home, WriterLimits().linger_s)
+    store = stores.open(home, limits=LIMITS)
+    for n in range(150):
+        store.transact(more, n)
+        if n % 10 == 0:
+            store.transact(queue.put_many, "mail", [b"item %d %d" % (n, m) for m in range(4)])
+    store.transact(queue.claim, "mail", "clerk", 3, 10**12)
+    store.transact(lease.acquire, "resource", "clerk", "1", 10**12)
+    store.transact(lambda txn: txn.put(("large",), bytes(range(256)) * 300))
+    rows = store.read(lambda txn: txn.scan(b"", b"\xff"))
+    kept = [row for row in rows if not own(row[0])]
+    (home / ROWS).write_bytes(msgspec.msgpack.encode(kept))
+    if state == "killed":
+        writer_of(home).kill()
+        (home / "writer.sock").unlink()
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.close()
+    assert_nobody_is_left(home, LIMITS.linger_s)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])
