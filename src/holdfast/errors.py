@@ -8,6 +8,7 @@
     │   ├── KeyExpired        the key is older than what is remembered: nobody knows if it was used
     │   └── BadUrl
     ├── NotFound              it is not there
+    │   └── StoreGone         the store's directory was removed or moved while it was open
     ├── HeadMoved             re-read: the journal went on, what you computed is void
     ├── IllegalTransition     fix the code: the move is not in the table
     ├── ReplayDiverged        fix the code: a journaled step comes out otherwise now
@@ -107,6 +108,13 @@ class BadUrl(Invalid):
 
 class NotFound(HoldfastError):
     code = "not_found"
+
+
+class StoreGone(NotFound):
+    """Its code is that of NotFound; `what` tells them apart."""
+
+    WHAT: ClassVar[str] = "open store"
+    hint = "the store's directory was removed or moved while it was open; nothing is committed any more"
 
 
 class HeadMoved(HoldfastError):
@@ -219,7 +227,9 @@ class StoreForked(StoreError):
 
 class StoreReplaced(StoreError):
     code = "store_replaced"
-    hint = "the store was restored or replaced while open; close it and open it again"
+    hint = (
+        "another store is at this path now; nothing is committed to the former one; open it again"
+    )
 
 
 class StoreCorrupt(StoreError):
@@ -280,6 +290,8 @@ def from_wire(data: list[Any]) -> HoldfastError:
     kind = by_code().get(code)
     if kind is None:
         return HoldfastError(remote_code=code, **fields)
+    if kind is NotFound and fields.get("what") == StoreGone.WHAT:
+        kind = StoreGone
     return kind(**fields)
 
 

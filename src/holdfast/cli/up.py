@@ -148,6 +148,7 @@ def run(args: argparse.Namespace) -> int:
             try:
                 while not told_to_stop.wait(WATCH_S):
                     require_running([*runtime.roles, *([http] if http else [])])
+                    _require_store(runtime.store)
             finally:
                 held = held_by(runtime.roles)
                 hasten(runtime.store, args.grace_s)
@@ -225,6 +226,13 @@ def require_running(roles: list[Service]) -> None:
     for role in roles:
         if not role.running:
             raise RoleFailed(role=role.name, why="it ended by itself")
+
+
+def _require_store(store: Store) -> None:
+    """A process without roles asks its store for nothing, and must not outlive it."""
+    check = getattr(store, "check", None)
+    if check is not None:
+        check()
 
 
 def _require_sound(roles: list[Service]) -> None:

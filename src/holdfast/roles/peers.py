@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from holdfast import store as stores
-from holdfast.errors import HoldfastError, StoreError
+from holdfast.errors import HoldfastError, StoreError, StoreGone
 from holdfast.store.api import Store
 
 
@@ -81,7 +82,9 @@ class Peers:
         """Open it anew next time, if this one is of no use any more. Others may have done so meanwhile: what
         they have opened is left to them."""
         where = self._peers[universe]
-        if not isinstance(where, str) or not isinstance(error, StoreError):
+        # One that was removed is not made anew by its peers: it is opened once it is there again.
+        back = isinstance(error, StoreGone) and (Path(error.path) / "data.mdb").exists()
+        if not isinstance(where, str) or not (isinstance(error, StoreError) or back):
             return
         with self._locks[where]:
             if self._opened.get(where) is not store:

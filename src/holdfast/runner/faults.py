@@ -19,7 +19,15 @@ from enum import Enum
 from types import MappingProxyType
 
 from holdfast.config import ERROR_CODE_CHARS_MAX
-from holdfast.errors import Busy, CommitUnknown, Conflict, HoldfastError, Invalid, NotFound
+from holdfast.errors import (
+    Busy,
+    CommitUnknown,
+    Conflict,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    StoreGone,
+)
 
 OK = "ok"
 UNTYPED = "handler_error"
@@ -104,4 +112,4 @@ def transient(error: HoldfastError) -> bool:
 
     NotFound is among them: between two looks somebody else may have taken what was there.
     """
-    return error.retryable or isinstance(error, NotFound)
+    return error.retryable or (isinstance(error, NotFound) and not isinstance(error, StoreGone))

@@ -29,6 +29,7 @@ from holdfast.errors import (
     HoldfastError,
     Invalid,
     StoreClosed,
+    StoreGone,
     StoreReplaced,
     WriterLost,
     from_wire,
@@ -37,6 +38,7 @@ from holdfast.errors import (
 from holdfast.store.duty import Duty
 from holdfast.store.engine import Answer, Request
 from holdfast.store.future import Completions
+from holdfast.store.home import Home
 from holdfast.store.reach import is_stopped, kill_exactly, peer_of, reach, reap_children
 from holdfast.store.watches import Watches
 from holdfast.store.wire import (
@@ -49,6 +51,8 @@ from holdfast.store.wire import (
 
 # How often a reader that waits looks up, in case the writer is stuck.
 _LOOK_S = 0.25
+# How often a client looks whether the path still leads to the store.
+HOME_LOOK_NS = S
 # While answered threads are still being woken, this many transactions wait to be sent together.
 _CROWD = 16
 # What is done under a duty, and only there: who waits for one, or is at another, is not at it.
@@ -119,6 +123,8 @@ class Link:
         # Per thread: how deep it is inside `together`.
         self._holding = threading.local()
         self._identity: tuple[str, int] | None = None
+        self._home: Home | None = None
+        self._home_ns = 0
         self._connect()
 
     def next_no(self) -> int:
@@ -213,6 +219,21 @@ class Link:
         """Raise what has ended this connection for good, if anything has."""
         if self._ended is not None:
             raise self._ended
+        if SYSTEM.mono_ns() >= self._home_ns:
+            self._look_home()
+
+    def _look_home(self) -> None:
+        """End the connection if the path does not lead to the store any more."""
+        self._home_ns = SYSTEM.mono_ns() + HOME_LOOK_NS
+        if self._home is None:
+            return
+        try:
+            self._home.check()
+        except (StoreGone, StoreReplaced) as error:
+            self._ended = error
+            # Threads that read or wait hear of it now.
+            self._hang_up()
+            raise
 
     def flush(self, *, look: bool = False) -> None:
         """Send what waits to be sent, unless somebody is at it."""
@@ -517,7 +538,7 @@ class Link:
         for no in list(self._pending):
             call = self._pending.pop(no, None)
             if call is not None:
-                doubtful = call.sent_ns and not isinstance(error, StoreReplaced)
+                doubtful = call.sent_ns and not isinstance(error, StoreGone | StoreReplaced)
                 told = CommitUnknown(txn_no=no, why=error.code) if doubtful else error
                 self._finish(call, Answer(no, to_wire(told)))
         self._wake_next()
@@ -567,19 +588,33 @@ class Link:
             self.completions.wake()
 
     def _connect(self) -> None:
-        sock, welcome = reach(self._path, bootstrap=self._bootstrap, limits=self._limits)
-        self._adopt(sock, welcome)
+        if self._home is None:
+            sock, welcome = reach(self._path, bootstrap=self._bootstrap, limits=self._limits)
+            self._adopt(sock, welcome)
+            return
+        # A store that was there is not made anew, and an error may have to do with its end.
+        self._look_home()
+        try:
+            sock, welcome = reach(self._path, bootstrap=False, limits=self._limits)
+            self._adopt(sock, welcome)
+        except HoldfastError:
+            self._look_home()
+            raise
 
     def _adopt(self, sock: socket.socket, welcome: Welcome) -> None:
         if welcome.error is not None:
             sock.close()
             raise from_wire(welcome.error)
         identity = (welcome.store_id, welcome.generation)
-        if self._identity is not None and identity != self._identity:
+        home = self._home or Home(self._path)
+        same = self._identity in (None, identity)
+        if not same or home.data is None or home.data[1] != welcome.inode:
             sock.close()
-            self._ended = StoreReplaced(path=str(self._path))
-            raise self._ended
-        self._identity = identity
+            replaced = StoreReplaced(path=str(self._path))
+            if self._identity is not None:
+                self._ended = replaced
+            raise replaced
+        self._identity, self._home = identity, home
         self._sock = sock
         self._broken = False
         self._frames = Frames()

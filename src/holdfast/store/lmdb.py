@@ -129,6 +129,11 @@ class LmdbStore:
         self._check()
         backups.copy(self._backend, Path(path))
 
+    def check(self) -> None:
+        """Raise what has ended this store for good: closed, forked, removed or replaced at its path."""
+        self._check()
+        self._link.check()
+
     def close(self) -> None:
         if self._gone is None:
             self._gone = StoreClosed
@@ -258,7 +263,7 @@ class LmdbStanding:
 
 
 # LMDB forbids a process to open an environment twice, so stores of one directory share it.
-_shared: dict[tuple[int, int], tuple[LmdbBackend, int]] = {}
+_shared: dict[tuple[int, ...], tuple[LmdbBackend, int]] = {}
 _shared_lock = threading.Lock()
 _stores: weakref.WeakSet[LmdbStore] = weakref.WeakSet()
 
@@ -268,7 +273,7 @@ def _share(path: Path, inode: int) -> LmdbBackend:
         found = os.stat(path / "data.mdb")
         if found.st_ino != inode:
             raise StoreReplaced(path=str(path))
-        identity = (found.st_dev, found.st_ino)
+        identity = (found.st_dev, found.st_ino, os.stat(path / "lock.mdb").st_ino)
         backend, users = _shared.get(identity, (None, 0))
         if backend is None:
             backend = LmdbBackend(path, readonly=True)

@@ -30,11 +30,23 @@ import msgspec
 from holdfast import __version__, garbage
 from holdfast.clock import SYSTEM, S
 from holdfast.config import COMMIT_ROWS_MAX, COMMIT_TXNS_MAX, WriterLimits
-from holdfast.errors import Busy, HoldfastError, Invalid, StoreBusy, StoreFull, to_wire
+from holdfast.errors import (
+    Busy,
+    HoldfastError,
+    Invalid,
+    NotFound,
+    StoreBusy,
+    StoreFull,
+    StoreGone,
+    StoreReplaced,
+    to_wire,
+)
 from holdfast.store import access
 from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of, keep_log
 from holdfast.store.engine import STANDS, Answer, Engine, Request
+from holdfast.store.home import DATA, READERS, Home
 from holdfast.store.inspection import inspect
+from holdfast.store.redo import FILES as LOGS
 from holdfast.store.rows import LmdbBackend, prepare, storage_error
 from holdfast.store.standers import Name
 from holdfast.store.wire import (
@@ -56,6 +68,10 @@ _OPERATIONS = (
     "holdfast.world.cycle", "holdfast.roles.orchestrator",
 )  # fmt: skip
 _MOMENT_S = 0.001
+# How often all files of the directory are looked for at their path.
+_HOME_LOOK_NS = S
+# A batch that comes after this long without one is preceded by a look.
+_IDLE_NS = S // 100
 # How often whoever waits for the lock looks.
 _LOOK_S = 0.05
 
@@ -97,6 +113,10 @@ class Writer:
         self._stopping = False
         self._listener = listen(path)
         self._socket = os.stat(path / SOCKET)
+        # A commit counts if a newcomer would find it: one file says so after each batch, all of them now and then.
+        self._home = Home(path, (DATA,))
+        self._home_ns = 0
+        self._whole_home = Home(path, (DATA, LOCK, SOCKET, READERS, *LOGS))
         self._spare = os.open(os.devnull, os.O_RDONLY)
         self._epoll.register(self._listener, select.EPOLLIN)
 
@@ -105,7 +125,7 @@ class Writer:
 
     def serve(self) -> None:
         alone_since_ns = SYSTEM.mono_ns()
-        checked_ns, checked_no = 0, -1
+        checked_ns, checked_no, home_ns = 0, -1, 0
         ahead = list(_OPERATIONS)
         while not self._stopping:
             wait_s = _MOMENT_S if ahead else self._limits.reader_check_s
@@ -125,27 +145,25 @@ class Writer:
                 else:
                     self._send(connection)
             if self._work:
+                if SYSTEM.mono_ns() - self._home_ns >= _IDLE_NS:
+                    self._home.check()
                 self._commit()
                 garbage.collect(busy=bool(self._work))
             self._backend.tick()
             now_ns = SYSTEM.mono_ns()
             if self._connections:
                 alone_since_ns = now_ns
-            elif now_ns - alone_since_ns > self._limits.linger_s * S or self._bereft():
+            elif now_ns - alone_since_ns > self._limits.linger_s * S:
                 return
+            if now_ns - home_ns >= _HOME_LOOK_NS:
+                self._whole_home.check()
+                home_ns = now_ns
             if (
                 now_ns - checked_ns > self._limits.reader_check_s * S
                 and checked_no != self._engine.commit_no
             ):
                 self._backend.env.reader_check()
                 checked_ns, checked_no = now_ns, self._engine.commit_no
-
-    def _bereft(self) -> bool:
-        """Whether the directory is gone, so that nobody can ever come back."""
-        try:
-            return not os.path.samestat(self._socket, os.stat(self._path / SOCKET))
-        except OSError:
-            return True
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -170,6 +188,9 @@ class Writer:
             answers = self._engine.decide([request for _, request in batch])
         except StoreFull as error:
             answers = [Answer(request.no, to_wire(error)) for _, request in batch]
+        # Committed, but not where a newcomer looks: then there is no answer, and this writer ends.
+        self._home.check()
+        self._home_ns = SYSTEM.mono_ns()
         for connection, request in batch:
             if request.when or request.withdrawn:
                 self._follow(connection, (request.client, request.no))
@@ -437,6 +458,8 @@ def main(argv: list[str]) -> int:
         reader_check_s=arguments.reader_check_s,
     )
     try:
+        if not arguments.bootstrap and not (path / DATA).exists():
+            raise NotFound(what="store", path=str(path), why="none here, and bootstrap is off")
         prepare(path)
         if not (path / LOCK).exists():
             # A store that is refused gets no lock file either.
@@ -460,6 +483,10 @@ def main(argv: list[str]) -> int:
     say("ready")
     try:
         writer.serve()
+    except (StoreGone, StoreReplaced) as error:
+        # Each client looks for itself at the path when its connection ends.
+        print(f"holdfast: the writer ends: {error}", file=sys.stderr, flush=True)
+        return 1
     finally:
         writer.close()
     return 0

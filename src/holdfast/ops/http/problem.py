@@ -20,6 +20,7 @@ from holdfast.errors import (
     KeyConflict,
     NotFound,
     StoreFull,
+    StoreGone,
     Timeout,
     ValueTooLarge,
 )
@@ -107,6 +108,8 @@ _STATUS: tuple[tuple[type[HoldfastError], HTTPStatus], ...] = (
     (KeyConflict, HTTPStatus.CONFLICT),
     (Conflict, HTTPStatus.CONFLICT),
     (Invalid, HTTPStatus.UNPROCESSABLE_ENTITY),
+    # The store is gone, which says nothing about the task or world that was asked for.
+    (StoreGone, HTTPStatus.INTERNAL_SERVER_ERROR),
     (NotFound, HTTPStatus.NOT_FOUND),
     (TooSlow, HTTPStatus.REQUEST_TIMEOUT),
     (Timeout, HTTPStatus.GATEWAY_TIMEOUT),
