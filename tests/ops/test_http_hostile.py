@@ -188,13 +188,13 @@ def test_what_would_be_passed_over_beside_a_list_is_refused(
 def test_many_small_lists_are_refused_before_they_are_made(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(values, "CONTAINERS_MAX", 100)
+    monkeypatch.setattr(values, "PARTS_MAX", 100)
     answer = client.post("/v1/tasks", {"name": "add", "args": [[]] * 100})
     assert (answer.status, answer.document["code"]) == (422, "too_many_parts")
 
 
 def test_brackets_in_text_are_text(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(values, "CONTAINERS_MAX", 100)
+    monkeypatch.setattr(values, "PARTS_MAX", 100)
     text = '[{"\\' * 200
     id = client.submit("add", text)
     assert client.task(id)["args"] == [text]
@@ -221,3 +221,75 @@ def test_whoever_has_closed_its_side_is_told_that_there_is_nothing(
     raw.socket.shutdown(socket.SHUT_WR)
     status, body = raw.answer()
     assert (status, body) == (200, b'{"tasks":[],"suspects":false}')
+
+
+def test_health_is_answered_though_every_connection_has_a_request_under_way(rig: Rig) -> None:
+    server = rig.serve(
+        limits=Limits(connections_max=3, unproven_share=1, unproven_per_peer_share=1)
+    )
+    polls = [rig.raw(server) for _ in range(3)]
+    for raw in polls:
+        raw.send(request("/v1/tasks/lease", {"worker": "w", "queues": ["q"], "wait_s": 30}))
+    until(lambda: server.busy == 3, "all of them wait")
+    for _ in range(3):
+        late = rig.raw(server)
+        late.send(GET)
+        assert late.answer()[0] == 200
+        refused = rig.raw(server)
+        refused.send(get("/v1/queues"))
+        status, body = refused.answer()
+        assert (status, code(body)) == (503, "too_many")
+    assert server.connections == 3
+
+
+def test_silent_connections_that_are_one_too_many_keep_health_from_nobody(rig: Rig) -> None:
+    limits = Limits(connections_max=1, refused_max=2, refused_head_s=60)
+    server = rig.serve(limits=limits)
+    poll = rig.raw(server)
+    poll.send(request("/v1/tasks/lease", {"worker": "w", "queues": ["q"], "wait_s": 30}))
+    until(lambda: server.busy == 1, "it waits")
+    silent = [rig.raw(server) for _ in range(5)]
+    late = rig.raw(server)
+    late.send(GET)
+    assert late.answer()[0] == 200
+    assert silent[0].until_closed() == b""
+
+
+def test_bodies_that_stall_give_way_to_one_that_arrives(rig: Rig) -> None:
+    limits = Limits(bodies_bytes_max=100_000, unproven_grace_s=0.0, body_pause_s=60)
+    server = rig.serve(limits=limits)
+    whole = request("/v1/tasks", {"name": "add", "args": ["x" * 60_000]})
+    stalled = rig.raw(server)
+    stalled.send(whole[:-1])
+    until(lambda: server.bodies_bytes > 60_000, "it is kept")
+    other = rig.raw(server)
+    other.send(whole)
+    assert other.answer()[0] == 201
+    assert stalled.until_closed() == b""
+    until(lambda: server.bodies_bytes == 0, "nothing is kept")
+
+
+def test_bytes_of_bodies_count_as_they_arrive(rig: Rig) -> None:
+    server = rig.serve(limits=Limits(bodies_bytes_max=50_000))
+    raw = rig.raw(server)
+    raw.send(request("/v1/tasks", {"name": "add", "args": ["x" * 40_000]})[:1_000])
+    until(lambda: server.busy == 1 and server.bodies_bytes > 0, "some of it is kept")
+    assert server.bodies_bytes < 1_000
+    assert rig.client(server).submit("add", "x" * 40_000)
+    raw.socket.close()
+    until(lambda: server.bodies_bytes == 0, "nothing is kept")
+    assert rig.client(server).post("/v1/tasks", {"name": "x" * 60_000}).status == 503
+    until(lambda: server.bodies_bytes == 0, "nothing is kept of what was refused")
+
+
+def test_unproven_connections_of_one_address_give_way_above_their_share(rig: Rig) -> None:
+    limits = Limits(connections_max=8, unproven_grace_s=0.0)
+    server = rig.serve(limits=limits)
+    known = rig.raw(server)
+    known.send(GET)
+    assert known.answer()[0] == 200
+    silent = [rig.raw(server) for _ in range(20)]
+    assert silent[0].until_closed() == b""
+    until(lambda: server.connections <= 4, "a few of them are kept")
+    known.send(GET)
+    assert known.answer()[0] == 200

@@ -332,7 +332,7 @@ def test_values_are_nested_so_deep_and_no_deeper(client: Client) -> None:
         return b'{"name": "add", "args": [%s%s]}' % (b"[" * depth, b"]" * depth)
 
     assert client.post("/v1/tasks", body=nested(DEPTH_MAX - 2)).status == 201
-    for depth in (DEPTH_MAX + 5, 2000, 500_000):
+    for depth in (DEPTH_MAX + 5, 2000, 150_000):
         answer = client.post("/v1/tasks", body=nested(depth))
         assert (answer.status, answer.document["code"]) == (422, "too_deep")
 
@@ -377,7 +377,7 @@ def test_too_many_connections_are_told_so(rig: Rig) -> None:
         raw.send(request("/v1/tasks/lease", {"worker": "w", "wait_s": 30}))
     until(lambda: server.busy == 2, "both wait for a task")
     third = rig.raw(server)
-    third.send(GET)
+    third.send(GET.replace(b"/healthz", b"/v1/queues"))
     status, body = third.answer()
     assert (status, code(body)) == (503, "too_many")
     held[0].socket.close()
@@ -385,7 +385,7 @@ def test_too_many_connections_are_told_so(rig: Rig) -> None:
 
     def served() -> bool:
         with rig.raw(server) as again:
-            again.send(GET)
+            again.send(GET.replace(b"/healthz", b"/v1/queues"))
             return again.answer()[0] == 200
 
     until(served, "there is room again")

@@ -6,6 +6,10 @@ Everything has a limit: how long a head, a body, an answer may take, how long a 
 many there are, how many bytes of bodies are in memory. A request is judged by its head: the body of one
 that is refused is not kept. A connection counts until its socket is closed, and whoever does not take the
 rest of an answer is hung up on: else those would be as many as they please.
+
+The bytes of a body count when they have arrived: an announced length reserves nothing. A body must arrive at a
+minimum rate. A connection is *proven* once a trusted request of it has arrived; until then it has little time,
+and is the first to give way.
 """
 
 from __future__ import annotations
@@ -35,6 +39,9 @@ if TYPE_CHECKING:
     from holdfast.ops.http.server import HttpServer
 
 
+READ_BYTES = 64 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     # No more than half of the files that the process may open, either: the store needs some.
@@ -46,11 +53,21 @@ class Limits:
     head_s: float = 10.0
     body_s: float = 60.0
     answer_s: float = 60.0
+    # A body may pause for so long in all, beyond the time that its bytes take at the lowest rate.
+    body_pause_s: float = 5.0
+    body_bytes_per_s_min: int = 16 * 1024
+    # Connections that have not made a trusted request yet: in all, as a share of all connections, and from
+    # one address. Above it, those that have waited for longer than the grace give way.
+    unproven_share: float = 0.5
+    unproven_per_peer_share: float = 0.25
+    unproven_grace_s: float = 1.0
     # What is read and thrown away of a body that was refused, so that its sender reads why; and by how
     # many at a time.
     linger_s: float = 2.0
     linger_bytes_max: int = 64 * 1024 * 1024
     refused_max: int = 32
+    # How long the head of a request may take on a connection that is one too many.
+    refused_head_s: float = 1.0
 
 
 class Reader(asyncio.StreamReader):
@@ -92,6 +109,11 @@ class Connection:
         # Whether a request is under way; and since when it is theirs to go on: to ask, or to take an answer.
         self.busy = False
         self.waits_since_s: float | None = server.loop.time()
+        self.proven = False
+        # Bytes of a body that is not whole yet.
+        self.body_bytes = 0
+        name = writer.get_extra_info("peername")
+        self.peer = str(name[0]) if isinstance(name, tuple) else ""
 
     async def serve(self) -> None:
         """One request after the other, until either side has enough."""
@@ -115,9 +137,9 @@ class Connection:
         return self._writer.transport.get_write_buffer_size() > 0
 
     async def turn_away(self) -> None:
-        """There are too many."""
+        """There are too many: nothing is answered but what always is."""
         try:
-            await self._refuse(TooMany(connections_max=self._server.connections_max))
+            await self._turn_away()
         except (ConnectionError, TimeoutError, asyncio.CancelledError):
             pass
         finally:
@@ -135,33 +157,49 @@ class Connection:
                 await self._writer.wait_closed()
         self.drop()
 
+    async def _turn_away(self) -> None:
+        too_many = TooMany(connections_max=self._server.connections_max)
+        head: list[Request] = []
+        try:
+            arrived = await self._head(b"", self._limits.refused_head_s)
+            admitted = self._admit(arrived, head)
+        except HoldfastError:
+            await self._refuse(too_many, head[0] if head else None)
+            return
+        if not admitted.route.always:
+            await self._refuse(too_many, admitted.request)
+            return
+        response = await self._handle(admitted, b"")
+        await self._answer(response, admitted.request, keep_alive=False)
+
     async def _next(self) -> bool:
         """One request and its answer; whether there may be another."""
         self.waits_since_s = self._server.loop.time()
-        async with asyncio.timeout(self._limits.idle_s):
+        idle_s = self._limits.idle_s if self.proven else self._limits.head_s
+        async with asyncio.timeout(idle_s):
             first = await self._reader.read(1)
         if not first:
             return False
         self.busy = True
         head: list[Request] = []
         try:
-            arrived = await self._head(first)
-            self.waits_since_s = None
+            arrived = await self._head(first, self._limits.head_s)
             admitted = self._admit(arrived, head)
         except HoldfastError as error:
             await self._refuse(error, head[0] if head else None)
             return False
         request = admitted.request
-        self._server.bodies_bytes += request.length
         try:
-            if self._server.bodies_bytes > self._limits.bodies_bytes_max:
-                raise TooMany(what="bytes in flight", max=self._limits.bodies_bytes_max)
-            response = await self._handle(admitted, await self._body(request))
+            body = await self._body(request)
+            self.waits_since_s = None
+            self.proven = self.proven or admitted.trusted
+            response = await self._handle(admitted, body)
         except (TooMany, TooSlow) as error:
+            self.release()
             await self._refuse(error, request)
             return False
         finally:
-            self._server.bodies_bytes -= request.length
+            self.release()
         keep_alive = request.keep_alive and not self._server.stopping
         try:
             # One that has closed its side may still read: only what it must not miss is kept from it.
@@ -200,12 +238,12 @@ class Connection:
 
     # -- bytes -------------------------------------------------------------------------------------
 
-    async def _head(self, first: bytes) -> bytes:
+    async def _head(self, first: bytes, within_s: float) -> bytes:
         try:
-            async with asyncio.timeout(self._limits.head_s):
+            async with asyncio.timeout(within_s):
                 return first + await self._reader.readuntil(b"\r\n\r\n")
         except TimeoutError:
-            raise TooSlow(what="head", after_s=self._limits.head_s) from None
+            raise TooSlow(what="head", after_s=within_s) from None
         except asyncio.LimitOverrunError:
             raise HeadTooLarge(what="head", bytes_max=HEAD_BYTES_MAX) from None
 
@@ -214,11 +252,36 @@ class Connection:
             return b""
         if request.headers.get("expect", "").lower() == "100-continue":
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        began_s = self._server.loop.time()
+        parts: list[bytes] = []
+        while self.body_bytes < request.length:
+            data = await self._part(began_s, request.length - self.body_bytes)
+            parts.append(data)
+            self.body_bytes += len(data)
+            self._server.bodies_bytes += len(data)
+            if not self._server.make_room_for_bodies(self):
+                raise TooMany(what="bytes in flight", max=self._limits.bodies_bytes_max)
+        return b"".join(parts)
+
+    async def _part(self, began_s: float, left: int) -> bytes:
+        """The next bytes of a body that began to arrive then."""
+        limits, loop = self._limits, self._server.loop
+        self.waits_since_s = loop.time()
+        at_the_lowest_rate_s = self.body_bytes / limits.body_bytes_per_s_min
+        within_s = min(limits.body_s, limits.body_pause_s + at_the_lowest_rate_s)
         try:
-            async with asyncio.timeout(self._limits.body_s):
-                return await self._reader.readexactly(request.length)
+            async with asyncio.timeout_at(began_s + within_s):
+                data = await self._reader.read(min(left, READ_BYTES))
         except TimeoutError:
-            raise TooSlow(what="body", after_s=self._limits.body_s) from None
+            raise TooSlow(what="body", after_s=round(within_s, 1)) from None
+        if not data:
+            raise asyncio.IncompleteReadError(b"", left)
+        return data
+
+    def release(self) -> None:
+        """The bytes of its body are in memory no longer."""
+        self._server.bodies_bytes -= self.body_bytes
+        self.body_bytes = 0
 
     async def _answer(
         self, response: Response, request: Request | None, *, keep_alive: bool

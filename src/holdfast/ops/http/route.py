@@ -55,6 +55,8 @@ class Route(NamedTuple):
     handler: Handler
     # For everybody, with or without a token.
     open: bool = False
+    # Answered however many connections there are. Its handler waits for nothing, and it takes no body.
+    always: bool = False
 
 
 class Api:

@@ -29,6 +29,8 @@ from holdfast.ops.http.route import Api
 STOP_S = 5.0
 READERS = 4
 BACKLOG = 128
+# A body of this size is parsed in a thread: it takes a millisecond or more.
+LARGE_BYTES = 64 * 1024
 
 T = TypeVar("T")
 
@@ -61,11 +63,14 @@ class HttpServer:
         host, port = self._socket.getsockname()[:2]
         self.address = Address(host, port)
         self._connections: dict[asyncio.Task[None], Connection] = {}
-        self._refused = 0
+        # One too many, each for a moment, the first of them first.
+        self._refused: dict[Connection, None] = {}
         self._started = threading.Event()
         self._stop: asyncio.Event | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._readers = ThreadPoolExecutor(READERS, thread_name_prefix="holdfast-http-read")
+        # One at a time, so that large bodies take no more than their share of the interpreter.
+        self._parser = ThreadPoolExecutor(1, thread_name_prefix="holdfast-http-parse")
         self._thread: threading.Thread | None = None
         _servers.add(self)
 
@@ -118,6 +123,31 @@ class HttpServer:
         """Run what reads the store elsewhere, so that nobody here waits for it."""
         return await self.loop.run_in_executor(self._readers, fn, *args)
 
+    async def parse(self, size: int, fn: Callable[..., T], *args: Any) -> T:
+        """Run what takes as long as a body of this size is large: elsewhere, if that is long for the others."""
+        if size < LARGE_BYTES:
+            return fn(*args)
+        return await self.loop.run_in_executor(self._parser, fn, *args)
+
+    def make_room_for_bodies(self, newest: Connection) -> bool:
+        """Whether all bodies find room. If not, one that does not go on to arrive gives way."""
+        while self.bodies_bytes > self.limits.bodies_bytes_max:
+            before_s = self.loop.time() - self.limits.unproven_grace_s
+            stalled = [
+                (connection.waits_since_s, at, connection)
+                for at, connection in enumerate(self._connections.values())
+                if connection is not newest
+                and connection.body_bytes
+                and connection.waits_since_s is not None
+                and connection.waits_since_s < before_s
+            ]
+            if not stalled:
+                return False
+            *_, connection = min(stalled)
+            connection.release()
+            connection.drop()
+        return True
+
     # -- inside ------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -128,6 +158,7 @@ class HttpServer:
         finally:
             self._socket.close()
             self._readers.shutdown(wait=False, cancel_futures=True)
+            self._parser.shutdown(wait=False, cancel_futures=True)
             self._started.set()
 
     async def _serve(self) -> None:
@@ -140,7 +171,7 @@ class HttpServer:
             assert task is not None
             assert isinstance(reader, Reader)
             connection = Connection(self, api, reader, writer)
-            if not self._make_room():
+            if not self._make_room(connection.peer):
                 await self._turn_away(connection)
                 return
             self._connections[task] = connection
@@ -169,14 +200,15 @@ class HttpServer:
         for task in list(self._connections):
             task.cancel()
 
-    def _make_room(self) -> bool:
-        """Whether there is room for one more. Who asks for nothing, or does not take the answer, gives way,
-        first whoever has taken all answers and been silent longest: connections that idle, or dribble,
-        keep nobody out."""
+    def _make_room(self, peer: str) -> bool:
+        """Whether there is room for one more. A connection on which the server waits for its client gives way:
+        one without a trusted request before others, then the one that has waited longest. So connections
+        that idle, or dribble, keep nobody out."""
+        self._limit_unproven(peer)
         if len(self._connections) < self.connections_max:
             return True
         silent = [
-            (connection.unread, connection.waits_since_s, at, task)
+            (connection.proven, connection.unread, connection.waits_since_s, at, task)
             for at, (task, connection) in enumerate(self._connections.items())
             if connection.waits_since_s is not None
         ]
@@ -186,15 +218,34 @@ class HttpServer:
         self._connections.pop(task).drop()
         return True
 
-    async def _turn_away(self, connection: Connection) -> None:
-        if self._refused >= self.limits.refused_max:
-            connection.drop()
+    def _limit_unproven(self, peer: str) -> None:
+        """Let unproven connections go that have waited for longer than the grace, where there are too many."""
+        limits = self.limits
+        most = self.connections_max * limits.unproven_share
+        if len(self._connections) < self.connections_max * limits.unproven_per_peer_share:
             return
-        self._refused += 1
+        unproven = [one for one in self._connections.items() if not one[1].proven]
+        own = [one for one in unproven if one[1].peer == peer]
+        if len(own) >= self.connections_max * limits.unproven_per_peer_share:
+            unproven = own
+        elif len(unproven) < most:
+            return
+        before_s = self.loop.time() - limits.unproven_grace_s
+        for task, connection in unproven:
+            since_s = connection.waits_since_s
+            if since_s is not None and since_s < before_s:
+                self._connections.pop(task).drop()
+
+    async def _turn_away(self, connection: Connection) -> None:
+        if len(self._refused) >= self.limits.refused_max:
+            first = next(iter(self._refused))
+            del self._refused[first]
+            first.drop()
+        self._refused[connection] = None
         try:
             await connection.turn_away()
         finally:
-            self._refused -= 1
+            self._refused.pop(connection, None)
 
 
 def _files_max() -> int:

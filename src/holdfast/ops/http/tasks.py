@@ -65,7 +65,7 @@ class TaskApi(Api):
         self._upkeep = server.loop.create_task(self._keep_up())
         post, get = "POST", "GET"
         self.routes = (
-            Route(get, ("healthz",), self._healthz, open=True),
+            Route(get, ("healthz",), self._healthz, open=True, always=True),
             Route(get, ("readyz",), self._readyz, open=True),
             Route(post, ("v1", "tasks"), self._submit),
             Route(get, ("v1", "tasks"), self._list),
@@ -87,23 +87,25 @@ class TaskApi(Api):
     # -- submit ------------------------------------------------------------------------------------
 
     async def _submit(self, call: Call) -> Response:
-        sent = decode(Submission, call.body)
+        size = len(call.body)
+        sent = await self._server.parse(size, decode, Submission, call.body)
         if sent.tasks is UNSET:
             if sent.name is UNSET:
                 raise Invalid(what="body", why="one task with a name, or tasks")
             [task] = await self._create(
-                [NewTask(name=sent.name, args=sent.args, kwargs=sent.kwargs, options=sent.options)]
+                [NewTask(name=sent.name, args=sent.args, kwargs=sent.kwargs, options=sent.options)],
+                size,
             )
             return Response(201, encode({"id": str(task)}), (("Location", f"/v1/tasks/{task}"),))
         if sent != Submission(tasks=sent.tasks):
             # Arguments or options beside the tasks would be passed over.
             raise Invalid(what="body", why="one task with a name, or tasks, and not both")
-        made = await self._create(sent.tasks)
+        made = await self._create(sent.tasks, size)
         return Response(201, encode({"ids": [str(task) for task in made]}))
 
-    async def _create(self, wanted: Sequence[NewTask]) -> list[TaskId]:
+    async def _create(self, wanted: Sequence[NewTask], size: int) -> list[TaskId]:
         store, universe = self._store, self._universe
-        batch = batch_of(wanted, self._declared)
+        batch = await self._server.parse(size, batch_of, wanted, self._declared)
         if batch.awaited:
             await self._server.aside(store.read, require, universe, batch.awaited)
         seqs = await store.submit(

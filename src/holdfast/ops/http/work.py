@@ -65,7 +65,7 @@ class Work:
         await self._bell.until_ended(task.seq, wait_s, has_ended, gone)
 
     async def lease(self, call: Call) -> Response:
-        asked = decode(LeaseRequest, call.body)
+        asked = await self._server.parse(len(call.body), decode, LeaseRequest, call.body)
         if not 1 <= len(asked.queues) <= QUEUES_MAX:
             raise Invalid(what="queues", found=len(asked.queues), min=1, max=QUEUES_MAX)
         if len(asked.names) > NAMES_MAX:
@@ -104,7 +104,7 @@ class Work:
         return Response(200, encode(document), undo=give_back if leased.grants else None)
 
     async def heartbeat(self, call: Call) -> Response:
-        sent = decode(Heartbeat, call.body)
+        sent = await self._server.parse(len(call.body), decode, Heartbeat, call.body)
         check_limit(len(sent.leases), "leases")
         store, universe = self._store, self._universe
         leases = [parse_lease(beat.lease) for beat in sent.leases]
@@ -144,7 +144,7 @@ class Work:
         return Response(200, encode({"leases": answers}))
 
     async def complete(self, call: Call) -> Response:
-        sent = decode(Completion, call.body)
+        sent = await self._server.parse(len(call.body), decode, Completion, call.body)
         _only_reports(sent, Completion(worker=sent.worker, reports=sent.reports))
         if sent.lease is not UNSET:
             [answer] = await self._settle(
@@ -152,14 +152,12 @@ class Work:
             )
             return Response(200, encode({"answer": answer}))
         reports = _required(sent.reports)
-        answers = await self._settle(
-            sent.worker,
-            [(one.lease, End.OK, packed("result", one.result), "", "") for one in reports],
-        )
+        ends = await self._server.parse(len(call.body), _completions, reports)
+        answers = await self._settle(sent.worker, ends)
         return Response(200, encode({"answers": answers}))
 
     async def fail(self, call: Call) -> Response:
-        sent = decode(Failure, call.body)
+        sent = await self._server.parse(len(call.body), decode, Failure, call.body)
         _only_reports(sent, Failure(worker=sent.worker, reports=sent.reports))
         if sent.lease is not UNSET:
             [answer] = await self._settle(
@@ -248,6 +246,10 @@ def _granted(grant: Grant, generation: int, now_ns: int) -> dict[str, Any]:
         "execution_window_s": grant.window_ns / S,
         "expires_in_s": max(grant.expires_ns - now_ns, 0) / S,
     }
+
+
+def _completions(reports: Any) -> list[tuple[str, End, bytes, str, str]]:
+    return [(one.lease, End.OK, packed("result", one.result), "", "") for one in reports]
 
 
 def _end(text: str) -> End:
