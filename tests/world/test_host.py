@@ -442,7 +442,7 @@ def test_a_world_whose_state_is_larger_than_a_value_goes_on_and_shrinks() -> Non
 def test_an_event_that_makes_a_state_too_large_fails_and_one_that_shrinks_it_runs(
     monkeypatch: pytest.MonkeyPatch, batch: int
 ) -> None:
-    monkeypatch.setattr("holdfast.world.host.STATE_BYTES_MAX", 5000)
+    monkeypatch.setattr("holdfast.world.program.STATE_BYTES_MAX", 5000)
     rig = Rig(hf.App("bank", worlds=[Hoard]))
     world = rig.world(Hoard, "h")
     for n in range(1, 9):
