@@ -19,7 +19,7 @@ from holdfast.errors import (
     Timeout,
 )
 from holdfast.retry import Backoff
-from holdfast.runner import Faults, NotRunning, Refused, State, Tick, Work
+from holdfast.runner import Faults, LogEvent, LogKind, NotRunning, Refused, State, Tick, Work
 from tests.runner.rig import FINE, QUEUE, TIMERS, Crash, Rig, Scripted
 
 MODULES = ("holdfast.runner.runner", "holdfast.runner.claimer", "holdfast.runner.claims")
@@ -439,3 +439,16 @@ def test_timer_items_are_settled_in_their_own_queue(rig: Rig) -> None:
     assert runner.tick().requeued == 1
     assert rig.counts(TIMERS).delayed == 1
     assert rig.counts(QUEUE) == queue.Counts()
+
+
+def test_a_tick_of_a_host_that_raises_is_logged_once(rig: Rig) -> None:
+    """A host that ticks by itself has the same log as the loop."""
+    rig.put(b"a")
+    events: list[LogEvent] = []
+    runner = rig.runner(Scripted(ValueError("mine")), on_fatal="raise", log=events.append)
+    with pytest.raises(ValueError):
+        runner.tick()
+    assert [
+        (event.status, event.error) for event in events if event.kind is LogKind.LOOP_ERROR
+    ] == [("handler_error", "mine")]
+    assert runner.counters.snapshot().loop_errors == 1

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast import codec
+from holdfast.clock import SYSTEM, S, iso_time
 from holdfast.durable import lease as leases
 from holdfast.errors import Conflict, HoldfastError, IllegalTransition, Invalid
 from holdfast.ledger import runs
@@ -308,6 +309,7 @@ def test_an_illegal_move_halts_the_run_and_says_all_there_is_to_say(
     grant = line.claim(10, begin=5)
     if before:
         line.report(grant, done=before)
+    before_ns = SYSTEM.wall_ns(), filled.store.now_ns()
     with pytest.raises(IllegalTransition) as halted:
         line.report(grant, done=then)
     told = halted.value.fields
@@ -315,7 +317,11 @@ def test_an_illegal_move_halts_the_run_and_says_all_there_is_to_say(
     assert told["attempted"] == "TERMINAL_SUCCESS"
     assert told["prior"] in {state.name for state in State}
     assert "child/liar" in told["owner"]
-    assert told["wall_ns"] > 1_700_000_000 * 10**9
+    after = SYSTEM.wall_ns(), filled.store.now_ns()
+    for name, lo, hi in zip(("wall_ns", "store_ns"), before_ns, after, strict=True):
+        assert lo - S <= told[name] <= hi + S, name
+    assert told["wall_time"] == iso_time(told["wall_ns"])
+    assert told["store_time"] == iso_time(told["store_ns"])
 
     record = filled.record()
     assert record.status is runs.Status.HALTED
@@ -324,7 +330,8 @@ def test_an_illegal_move_halts_the_run_and_says_all_there_is_to_say(
         told["prior"],
         told["attempted"],
         told["owner"],
-        str(told["wall_ns"]),
+        told["wall_time"],
+        told["store_time"],
     ):
         assert part in record.halted
     assert filled.stand().halted == record.halted

@@ -131,7 +131,8 @@ class Loop:
             while runner.state is State.RUNNING or runner.in_hand:
                 self._rest(runner.tick())
         except Exception as error:
-            runner.hooks.loop_error(error)
+            if runner.told is not error:
+                runner.hooks.loop_error(error)
             runner.request_stop()
             with contextlib.suppress(Exception):
                 while runner.in_hand:

@@ -83,6 +83,8 @@ class Runner:
         self.worker = worker
         self.counters = counters or Counters()
         self.hooks = Hooks(worker, self.counters, log, replay)
+        # What the last tick that failed has raised, and logged.
+        self.told: BaseException | None = None
         self.last_progress_ns = clock.mono_ns()
         self._store = store
         self._queue, self._timers = queue, timers
@@ -250,16 +252,25 @@ class Runner:
                 raise NotRunning(worker=self.worker)
             policy, tick = self._policy, Tick()
             try:
-                self._advance(policy, tick)
-            except HoldfastError as error:
-                if not (error.retryable or isinstance(error, CommitUnknown)):
-                    raise
-                # The store may be away at any look. Whatever was asked for by then may be ours.
-                tick.busy += 1
-                self._claimer.doubt()
-            self._progress()
-            self._surface(policy)
+                self._step(policy, tick)
+            except Exception as error:
+                # Here, and not in the loop alone: a host that ticks by itself has the same log.
+                self.hooks.loop_error(error)
+                self.told = error
+                raise
             return tick
+
+    def _step(self, policy: Policy, tick: Tick) -> None:
+        try:
+            self._advance(policy, tick)
+        except HoldfastError as error:
+            if not (error.retryable or isinstance(error, CommitUnknown)):
+                raise
+            # The store may be away at any look. Whatever was asked for by then may be ours.
+            tick.busy += 1
+            self._claimer.doubt()
+        self._progress()
+        self._surface(policy)
 
     def _advance(self, policy: Policy, tick: Tick) -> None:
         tending = self._tending

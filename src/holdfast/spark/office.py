@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import codec
+from holdfast.clock import SYSTEM, iso_time
 from holdfast.config import VALUE_BYTES_MAX
 from holdfast.durable.lease import Lease
 from holdfast.errors import (
@@ -20,6 +21,7 @@ from holdfast.errors import (
     Fenced,
     HeadMoved,
     HoldfastError,
+    IllegalTransition,
     Invalid,
     ValueTooLarge,
 )
@@ -201,7 +203,7 @@ class Office:
                     entries += more
             except Exception as error:
                 # What was decided before is on the board, so it is logged all the same.
-                failure = error
+                failure = self._timed(error)
             halted = self.desk.board.halted
             if halted is not None and was is None:
                 entries.append(halted)
@@ -259,12 +261,27 @@ class Office:
 
     def mark_halted(self, halted: Halted) -> None:
         """The log has the illegal move; say it in the run's record: it is for a person now."""
+        at = iso_time(self._wall_ns(halted.decided_ns))
         why = (
-            f"seq {halted.seq}: {halted.prior} -> {halted.attempted} by {halted.owner} at "
-            f"{halted.decided_ns} ns {halted.why}"
+            f"seq {halted.seq}: {halted.prior} -> {halted.attempted} by {halted.owner} at {at} "
+            f"(store time {iso_time(halted.decided_ns)}) {halted.why}"
         )
         if self.record.status in runs.GOING:
             self.move(runs.Event.HALT, halted=why)
+
+    def _wall_ns(self, decided_ns: int) -> int:
+        """What the clock on the wall showed when it was so late by store time, which is another one."""
+        return SYSTEM.wall_ns() - (self.store.now_ns() - decided_ns)
+
+    def _timed(self, error: Exception) -> Exception:
+        """The board knows store time alone: an illegal move is told with both times."""
+        if isinstance(error, IllegalTransition) and "wall_ns" in error.fields:
+            store_ns = error.fields["wall_ns"]
+            wall_ns = self._wall_ns(store_ns)
+            times = {"wall_ns": wall_ns, "store_ns": store_ns}
+            iso = {"wall_time": iso_time(wall_ns), "store_time": iso_time(store_ns)}
+            return type(error)(**{**error.fields, **times, **iso})
+        return error
 
     def _first(self, move: wire.Move) -> int:
         return min(done.lo for done in move.done)
