@@ -17,6 +17,7 @@ import os
 import random
 import threading
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -120,6 +121,13 @@ def anchor(clock: Clock, *, last: Anchor | None, floor_ns: int) -> Anchor:
         return last
     start = max(clock.wall_ns(), floor_ns + 1)
     return Anchor(clock.boot_id(), start - clock.boot_ns())
+
+
+def iso_time(at_ns: int) -> str:
+    """A time in nanoseconds since 1970 as text, to the millisecond."""
+    return datetime.fromtimestamp(at_ns // 1_000_000 / 1_000, UTC).isoformat(
+        timespec="milliseconds"
+    )
 
 
 _BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)

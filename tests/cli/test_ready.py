@@ -9,7 +9,9 @@ from holdfast.clock import S
 from holdfast.store.api import Store
 from holdfast.world import catalog
 from tests.cli.conftest import Run
+from tests.ops import http_rig
 from tests.ops.rig import UNIVERSE, Rig
+from tests.process.watch import until
 
 
 @pytest.fixture
@@ -68,3 +70,33 @@ def test_a_store_that_nobody_used_is_not_ready(run: Run, path: Path, store: Stor
     ran = run("ready", "--store", path)
     assert ran.code == 1
     assert ran.error.startswith("not_found: what='universe'")
+
+
+@pytest.mark.parametrize("leads", [False, True])
+def test_it_agrees_with_readyz_where_all_workers_are_http_clients(
+    run: Run, path: Path, store: Store, leads: bool
+) -> None:
+    """Without --universe, too: a universe of tasks alone is one."""
+    if leads:
+        store.transact(authority.acquire, "shop", "leader", "1", 60 * S)
+    rig = http_rig.Rig(store)
+    try:
+        server = rig.serve()
+        client = rig.client(server)
+        client.submit("add")
+        assert len(client.lease("far-away")) == 1
+        until(lambda: store.read(workers.find, "shop", "far-away"), "the worker is registered")
+        told = client.get("/readyz")
+        ran = run("ready", "--store", path, "--json")
+        assert (told.status == 200, ran.code == 0) == (leads, leads)
+        [universe] = ran.document["universes"]
+        assert universe["universe"] == "shop"
+        for document in (universe, told.document):
+            assert [one["reason"] for one in document["reasons"]] == (
+                [] if leads else ["authority_missing"]
+            )
+            assert document["warnings"] == []
+        [row] = run("workers", "--store", path, "--json").document["workers"]
+        assert (row["worker"], row["roles"], row["live"]) == ("far-away", ["task"], True)
+    finally:
+        rig.close()

@@ -10,10 +10,13 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.app.tasks import task
-from holdfast.authority import authority
-from holdfast.clock import S
+from holdfast.authority import authority, workers
+from holdfast.clock import S, SimClock
+from holdfast.ops.http import roll
 from holdfast.ops.http.server import HttpServer
 from holdfast.store.lmdb import LmdbStore
+from holdfast.store.local import LocalStore
+from holdfast.store.memory import MemoryBackend
 from holdfast.tasks import checkpoint, coordinator, lease
 from holdfast.tasks.coordinator import New
 from holdfast.tasks.rows import QUEUE_TOPICS, Limits, Spec, counts_of, keys_of
@@ -507,6 +510,31 @@ def test_without_the_token_readiness_is_a_word(rig: Rig) -> None:
     server = rig.serve(TOKEN)
     assert rig.client(server).get("/readyz").document == {"ready": False}
     assert rig.client(server, TOKEN).get("/readyz").document["universe"] == UNIVERSE
+
+
+def test_a_worker_is_listed_while_its_request_waits(rig: Rig, server: HttpServer) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        client = rig.client(server)
+        waits = pool.submit(client.lease, "patient", wait_s=30)
+        record = until(
+            lambda: rig.store.read(workers.find, UNIVERSE, "patient"), "the worker is registered"
+        )
+        assert (record.roles, record.incarnation) == (("task",), "http")
+        rig.client(server).submit("add")
+        assert len(waits.result(30)) == 1
+
+
+def test_workers_that_were_silent_for_long_are_removed() -> None:
+    """Those that came over HTTP: another worker is its own process's to unregister."""
+    clock = SimClock()
+    store = LocalStore("memory:", MemoryBackend(), clock)
+    store.transact(workers.heartbeat, UNIVERSE, "gone", "http", ("task",))
+    store.transact(workers.heartbeat, UNIVERSE, "process", "1", ("task",))
+    clock.advance(roll.FORGOTTEN_NS)
+    store.transact(workers.heartbeat, UNIVERSE, "here", "http", ("task",))
+    clock.advance(S)
+    assert store.transact(roll._sweep, UNIVERSE) == 1
+    assert [one.worker for one in store.read(workers.known, UNIVERSE)] == ["here", "process"]
 
 
 def test_a_request_is_granted_when_all_overdue_leases_have_expired(

@@ -33,6 +33,7 @@ COMMANDS = {
     "up": Command("holdfast.cli.up", "run an application until told to stop"),
     "worlds": Command("holdfast.cli.worlds", "worlds: list, show, journal, fork, pause, resume"),
     "workers": Command("holdfast.cli.workers", "workers: list, drain, undrain"),
+    "authority": Command("holdfast.cli.authority", "the leader: show, force-release, mark-stale"),
     "ready": Command("holdfast.cli.ready", "whether a store can serve, or exactly why not"),
     "verify": Command("holdfast.cli.verify", "check what is stored, and replay it with --app"),
     "demo": Command("holdfast.cli.demo", "kill workers and the store's writer, and see it finish"),
@@ -52,6 +53,14 @@ COMMANDS = {
     # Started by `demo`; not for people.
     "demo-worker": Command("holdfast.cli.demo_worker", None),
 }
+
+
+class _Help(argparse.HelpFormatter):
+    """Commands are indented more than argparse reckons with: it would break the line of the longest."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog)
+        self._action_max_length = max(map(len, COMMANDS)) + 4
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -82,7 +91,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="holdfast", description="A durable runtime for work that must happen once."
+        prog="holdfast",
+        description="A durable runtime for work that must happen once.",
+        formatter_class=_Help,
     )
     parser.add_argument("--version", action="version", version=f"holdfast {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

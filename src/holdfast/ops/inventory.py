@@ -39,10 +39,9 @@ class WorkerRow(NamedTuple):
 
 
 def universes(txn: Txn) -> list[str]:
-    """Every universe that has worlds or workers, by name."""
-    found = {
-        name for space in (Space.WORLD, Space.WORKER) for name in names_after(txn, (int(space),))
-    }
+    """Every universe that has worlds, workers or tasks, by name."""
+    spaces = (Space.WORLD, Space.WORKER, Space.TASK)
+    found = {name for space in spaces for name in names_after(txn, (int(space),))}
     return sorted(found)
 
 

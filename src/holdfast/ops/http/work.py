@@ -20,6 +20,7 @@ from holdfast.errors import Invalid
 from holdfast.ops.http.bell import Bell
 from holdfast.ops.http.bodies import Completion, Failure, Heartbeat, LeaseRequest
 from holdfast.ops.http.problem import Response, encode
+from holdfast.ops.http.roll import Roll
 from holdfast.ops.http.route import Call, Gone
 from holdfast.ops.http.server import HttpServer
 from holdfast.ops.http.values import arguments, decode, packed
@@ -50,8 +51,11 @@ class Work:
         self._store = store
         self._universe = universe
         self._bell = Bell(store, universe, server.loop)
+        roll = self._roll = Roll(store, universe)
+        self._keeping = server.loop.create_task(roll.keep(server.aside))
 
     def close(self) -> None:
+        self._keeping.cancel()
         self._bell.close()
 
     async def until_ended(self, task: TaskId, wait_s: float, gone: Gone) -> None:
@@ -90,7 +94,10 @@ class Work:
                 if not leased.overdue:
                     return leased
 
-        leased = await self._bell.lease(asked.queues, asked.names, asked.wait_s, attempt, call.gone)
+        with self._roll.present(asked.worker):
+            leased = await self._bell.lease(
+                asked.queues, asked.names, asked.wait_s, attempt, call.gone
+            )
         generation, now_ns = store.generation, store.now_ns()
         document = {
             "tasks": [_granted(grant, generation, now_ns) for grant in leased.grants],
@@ -191,7 +198,8 @@ class Work:
         def settle(txn: Txn, generation: int, some: list[Report]) -> Pending[list[int]]:
             return tasks.settle(txn, self._universe, worker, generation, some)
 
-        answers = await self._by_generation(leases, reports, settle)
+        with self._roll.present(worker):
+            answers = await self._by_generation(leases, reports, settle)
         return [Answer(answer).name for answer in answers]
 
     async def _by_generation(
