@@ -9,7 +9,7 @@ import pytest
 from psycopg import sql
 
 from holdfast import store as stores
-from holdfast.errors import HoldfastError, SchemaMismatch
+from holdfast.errors import HoldfastError, SchemaMismatch, StoreCorrupt
 from holdfast.store import schema
 from holdfast.store.pg import server as servers
 from holdfast.store.pg.server import Denied, NoDatabase, Pooled, ReadOnlyServer, ServerTooOld
@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(60)
 MODULES = ("holdfast.store.pg.server", "holdfast.store.pg.pooler", "holdfast.cli.target")
 
 SECRET = "sw0rdfish"
+TABLES = ("holdfast_row", "holdfast_commit", "holdfast_schema")
 
 
 @pytest.fixture
@@ -123,7 +124,46 @@ def test_a_store_of_a_newer_release(run: Run, url: str) -> None:
             "UPDATE holdfast_row SET value = %b WHERE key = %b",
             (schema.marker(schema.SCHEMA_MAJOR + 1, 0), schema.MARKER_KEY),
         )
+    before = stored(url)
     assert "version of holdfast" in refused(run, url, SchemaMismatch)
+    assert stored(url) == before
+
+
+def test_a_schema_of_a_newer_release(run: Run, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute("UPDATE holdfast_schema SET version = version + 1")
+    before = stored(url)
+    assert "version of holdfast" in refused(run, url, SchemaMismatch)
+    assert stored(url) == before
+
+
+def test_a_meta_row_that_cannot_be_read(run: Run, url: str) -> None:
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(
+            "UPDATE holdfast_row SET value = %b WHERE key = %b", (b"\xc1", schema.META_KEY)
+        )
+    before = stored(url)
+    assert "meta row" in refused(run, url, StoreCorrupt)
+    assert stored(url) == before
+
+
+def stored(url: str) -> dict[str, str]:
+    """A hash of every relation that the store has."""
+    with psycopg.connect(url) as connection:
+        names = connection.execute(
+            "SELECT relname FROM pg_class WHERE relname LIKE 'holdfast%' AND relkind IN ('r', 'i')"
+        ).fetchall()
+        tables = [name for (name,) in names if name in TABLES]
+        found = {name: "" for (name,) in names}
+        for table in tables:
+            rows = connection.execute(
+                sql.SQL(
+                    "SELECT md5(coalesce(string_agg(t::text, chr(10) ORDER BY t::text), '')) FROM {} t"
+                ).format(sql.Identifier(table))
+            ).fetchone()
+            assert rows is not None
+            found[table] = rows[0]
+        return found
 
 
 @pytest.mark.parametrize("mode", ["transaction", "statement"])

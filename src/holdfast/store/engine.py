@@ -441,7 +441,10 @@ def outcome_rows(rows: Rows) -> list[Row]:
 
 
 def meta_row(rows: Rows) -> schema.Meta | None:
-    found = rows.get(schema.META_KEY)
+    return meta_of(rows.get(schema.META_KEY))
+
+
+def meta_of(found: bytes | None) -> schema.Meta | None:
     try:
         return None if found is None else codec.unpack_as(schema.Meta, found)
     except Invalid as error:

@@ -16,7 +16,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM, Anchor, Clock, anchor
 from holdfast.errors import StoreReplaced
 from holdfast.store import schema
-from holdfast.store.engine import guard_schema
+from holdfast.store.engine import guard_schema, meta_of
 from holdfast.store.pg import pooler, presence, server
 from holdfast.store.pg.known import NEWS, Asked, Gap, Known
 from holdfast.store.pg.migrations import migrate
@@ -140,7 +140,7 @@ class Session:
         """The rows about the store itself: it may have been restored, or moved away."""
         guard_schema(get(connection, schema.MARKER_KEY), self._version, bootstrap=False)
         found = get(connection, schema.META_KEY)
-        meta = None if found is None else codec.unpack_as(schema.Meta, found)
+        meta = meta_of(found)
         if meta is None or (meta.store_id, meta.generation) != (self.store_id, self.generation):
             # What is known here, leases above all, is of a store that is no more.
             self._replaced = True
@@ -207,8 +207,7 @@ class Session:
                 row = connection.execute(LAST).fetchone()
                 no, at_ns = (0, 0) if row is None else (int(row[0]), int(row[1]))
                 guard_schema(get(connection, schema.MARKER_KEY), self._version, bootstrap=bootstrap)
-                found = get(connection, schema.META_KEY)
-                meta = None if found is None else codec.unpack_as(schema.Meta, found)
+                meta = meta_of(get(connection, schema.META_KEY))
                 self.store_id = self._clock.entropy(16).hex() if meta is None else meta.store_id
                 self.generation = 1 if meta is None else meta.generation
                 floor_ns = max(at_ns, 0 if meta is None else meta.floor_ns)
