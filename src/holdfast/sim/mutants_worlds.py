@@ -56,9 +56,6 @@ VERSIONS: dict[str, tuple[Edit, ...]] = {
             'Item("handled", seq)',
         ),
     ),
-    "unknown: redriven, and its key still dead": (
-        Edit("world.unknown:redriven", "found is not None", "False"),
-    ),
     "unknown: stopped, and listed nowhere": (
         Edit(
             "world.unknown:mark",

@@ -72,6 +72,9 @@ class Keeper(Actor):
                 life.store.transact(catalog.change, UNIVERSE, world.world_id, Change.DELETE)
             elif world.status in (Status.PAUSED, Status.PARKED):
                 life.store.transact(catalog.change, UNIVERSE, world.world_id, Change.RESUME)
+            if world.stopped and world.status is not Status.DELETED:
+                # It may be pinned to a worker whose code does not know its next item.
+                life.store.transact(catalog.unassign, UNIVERSE, world.world_id)
         for one in life.store.read(workers.known, UNIVERSE):
             if one.draining:
                 life.store.transact(workers.drain, UNIVERSE, one.worker, False)

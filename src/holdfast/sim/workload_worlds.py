@@ -139,7 +139,7 @@ class Sender(Actor):
         super().__init__(name)
         self.sent = 0
         self.pending: tuple[str, str, Ingress, int] | None = None
-        # The latest that were acknowledged, where there are two versions of the code.
+        # The latest that were acknowledged, of those that not every version of the code knows.
         self.past: list[tuple[str, str, Ingress, int]] = []
 
     def idle(self) -> bool:
@@ -173,8 +173,9 @@ class Sender(Actor):
             if life.tape.chance(200) and life.store.now_ns() - since_ns <= HORIZON_NS:
                 other = event_ingress(*app.encode_event(world_app.Rolled(f"{key}!")))
                 self._again(life, to, key, other if life.tape.chance(300) else ingress)
-            if life.settings.versions:
+            if ingress.type in world_app.LATER:
                 self.past = [*self.past, (to, key, ingress, since_ns)][-PAST_KEPT:]
+            if self.past:
                 self._ask_again(life)
             life.rest(ms=SPARSE_MS if life.settings.household else SENDS_MS)
 
