@@ -77,6 +77,13 @@ def long(path: str) -> str:
     return "done"
 
 
+@hf.task(lease_s=LEASE_S, expiries_max=EXPIRIES_MAX, report="each")
+def each(n: int) -> int:
+    """Quick, and each outcome is committed by itself."""
+    write_down("each")
+    return n
+
+
 @hf.task
 def first() -> str:
     return "done"
@@ -102,7 +109,7 @@ def failed_before(n: int) -> int:
 
 app = hf.App(
     "tasking",
-    tasks=[work, doze, apart, poison, poison_apart, long, first],
+    tasks=[work, doze, apart, poison, poison_apart, long, each, first],
     queues=[hf.Queue("default"), hf.Queue("narrow", concurrency=4, per_key=1)],
 )
 

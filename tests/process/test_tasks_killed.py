@@ -438,6 +438,29 @@ def test_a_worker_that_is_told_to_stop_ends_what_it_has_begun(
     assert handle.result(0) == "done"
 
 
+def test_a_killed_worker_repeats_one_task_for_each_hand_if_each_is_reported(
+    up: Up, store: Store, rt: Runtime, tmp_path: Path
+) -> None:
+    """Of quick tasks whose outcomes are committed one by one; a batch of them would repeat hundreds."""
+    hands, tasks_in_all = 2, 300
+    rt.submit_many(tasking.each, [(n,) for n in range(tasks_in_all)])
+    for _ in range(3):
+        worker = up("--concurrency", str(hands))
+        begun = len(runs_of(tmp_path))
+        until(
+            lambda at=begun: len(runs_of(tmp_path)) >= min(at + 40, tasks_in_all), "some have run"
+        )
+        worker.kill()
+        worker.wait()
+    up("--concurrency", str(hands))
+    until(lambda: ended(store) == tasks_in_all, "all have ended")
+    runs = runs_of(tmp_path)
+    repeated = sum(len(some) - 1 for some in runs.values())
+    assert len(runs) == tasks_in_all
+    assert repeated <= 3 * hands
+    assert_log_and_rows_agree(store)
+
+
 def test_no_process_of_an_isolated_task_outlives_a_worker_that_was_killed(
     up: Up, rt: Runtime, store: Store, home: Path, tmp_path: Path
 ) -> None:

@@ -832,3 +832,40 @@ def test_a_worker_goes_on_once_all_overdue_leases_have_expired(
             rig.clock.advance(2 * S)
             rig.until(lambda made=handles: all_in(made, "COMPLETED"), "all are done", worker)
             assert {handle.status().attempt for handle in handles} == {2}
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_each_outcome_is_committed_before_the_next_task_begins(kind: str) -> None:
+    """With `report="each"`, whatever the other tasks of the batch do."""
+    before: list[int] = []
+    box: list[Shift] = []
+
+    def look() -> None:
+        before.append(box[0].counts().completed)
+
+    @hf.task(report="each")
+    def plain(n: int) -> None:
+        look()
+
+    @hf.task(report="each")
+    async def coroutine(n: int) -> None:
+        look()
+
+    work: Any = plain if kind == "thread" else coroutine
+    with shift(work) as rig:
+        box.append(rig)
+        worker = rig.worker(concurrency=1)
+        handles = []
+        for n in range(5):
+            handles += rig.rt.submit_many(work, [(n,)])
+            if kind == "loop":
+                rig.until(lambda made=handles: all_in(made, "COMPLETED"), "one by one", worker)
+        rig.until(lambda: all_in(handles, "COMPLETED"), "all", worker)
+        rig.until(lambda: worker.held == 0, "all are collected", worker)
+        assert before == [0, 1, 2, 3, 4]
+        assert worker.counts[Answer.COMMITTED] == 5
+
+
+def test_an_unknown_way_to_report_is_refused() -> None:
+    with pytest.raises(Invalid, match="report"):
+        hf.task(report="never")(lambda: None)

@@ -40,6 +40,7 @@ P = ParamSpec("P")
 _NONE = type(None)
 _PLAIN: frozenset[type] = frozenset({bool, int, float, str, bytes, _NONE})
 ISOLATIONS = ("thread", "process")
+REPORTS = ("batch", "each")
 OPTIONS = ("key", "queue", "priority", "delay_s", "after", "limit_key")
 
 
@@ -54,11 +55,21 @@ class Queue(NamedTuple):
 class Task(Generic[P, T]):
     """A function that workers run. Made by `@hf.task`."""
 
-    def __init__(self, fn: Callable[P, Any], *, spec: Spec, isolation: str = "thread") -> None:
+    def __init__(
+        self,
+        fn: Callable[P, Any],
+        *,
+        spec: Spec,
+        isolation: str = "thread",
+        report: str = "batch",
+    ) -> None:
         self.fn = fn
         self.name = spec.name
         self.spec = spec
         self.isolation = isolation
+        self.report = report
+        if report not in REPORTS:
+            raise Invalid(what="report", found=report, expected=list(REPORTS))
         self.asynchronous = inspect.iscoroutinefunction(fn)
         if isolation not in ISOLATIONS:
             raise Invalid(what="isolation", found=isolation, expected=list(ISOLATIONS))
@@ -282,6 +293,7 @@ def task(
     backoff_s: float = 0.1,
     backoff_max_s: float = 60,
     isolation: str = "thread",
+    report: str = "batch",
 ) -> Declare: ...
 
 
@@ -300,12 +312,14 @@ def task(
     backoff_s: float = 0.1,
     backoff_max_s: float = 60,
     isolation: str = "thread",
+    report: str = "batch",
 ) -> Any:
     """Declare a task: any function, `def` or `async def`.
 
     `attempts` bounds its failures, `expiries_max` the leases it outlives (a task that kills its worker
     is DEAD in the end). A lease is extended while the function runs, for `execution_window_s` after it
     began or last said `hf.current_task().progress()`. What is kept of it goes `retain_s` after its end.
+    Outcomes go many to a commit; with `report="each"` each is committed before its hand begins another.
     """
 
     def declare(fn: Callable[..., Any], /) -> Any:
@@ -330,7 +344,7 @@ def task(
             spec = msgspec.convert(form, type=_SpecForm).spec()
         except msgspec.ValidationError as error:
             raise Invalid(what="task", task=form["name"], why=str(error)) from None
-        return Task(fn, spec=spec, isolation=isolation)
+        return Task(fn, spec=spec, isolation=isolation, report=report)
 
     return declare if fn is None else declare(fn)
 

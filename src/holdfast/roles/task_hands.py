@@ -38,7 +38,25 @@ class Hands:
         processes: int,
         ring: Callable[[], None],
         clock: Clock,
+        tell: Callable[[Ended], bool],
     ) -> None:
+        """`tell` commits one report, in the thread of the hand; whether it could."""
+
+        def telling(do: Callable[[TaskRun], Ended]) -> Callable[[TaskRun], Ended]:
+            def done(run: TaskRun) -> Ended:
+                ended = do(run)
+                if run.code.report == "each":
+                    ended.told = tell(ended)
+                return ended
+
+            return done if any(code.report == "each" for code in codes.values()) else do
+
+        async def in_loop(run: TaskRun) -> Ended:
+            ended = await attempt_async(run, clock)
+            if run.code.report == "each":
+                ended.told = await asyncio.to_thread(tell, ended)
+            return ended
+
         self._crews: dict[int, Crew] = {}
         self._clock = clock
         # Kinds whose work had to be given back unbegun.
@@ -53,7 +71,7 @@ class Hands:
         if THREAD in kinds:
             self._threads = self._crews[THREAD] = Threads(
                 concurrency,
-                attempt,
+                telling(attempt),
                 name="holdfast-task",
                 began=None,
                 done=ring,
@@ -63,7 +81,7 @@ class Hands:
         if PROCESS in kinds:
             self._crews[PROCESS] = Threads(
                 processes,
-                lambda run: self._children.attempt(run, clock),
+                telling(lambda run: self._children.attempt(run, clock)),
                 name="holdfast-task-process",
                 began=None,
                 done=ring,
@@ -78,7 +96,7 @@ class Hands:
             self._looping.start()
             self._crews[LOOP] = Tasks(
                 COROUTINES,
-                lambda run: attempt_async(run, clock),
+                in_loop,
                 self._loop,
                 began=None,
                 done=ring,

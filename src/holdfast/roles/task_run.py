@@ -34,6 +34,8 @@ class TaskCode(Protocol):
     name: str
     asynchronous: bool
     isolation: str
+    # "batch", or "each": its outcome is committed before its hand begins another task.
+    report: str
 
     def invoke(self, args: bytes) -> Any:
         """Call the function; of an asynchronous one, the awaitable."""
@@ -157,6 +159,8 @@ class Ended(msgspec.Struct):
     report: Report
     # 0 if it was not measured.
     latency_ns: int = 0
+    # Whether the report is committed already.
+    told: bool = False
 
 
 def attempt(run: TaskRun, clock: Clock | None = None) -> Ended:

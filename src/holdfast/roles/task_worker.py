@@ -9,6 +9,7 @@
 - A lease is extended while its function runs, within the task's execution window, which starts anew
   with each sign of progress. A lease that is lost (expired, or the task was cancelled) is told to the
   code that runs under it, and its hand is given up.
+- Reports go many to a commit. The outcome of a task with `report="each"` is committed by its own hand.
 - A task on its last lease is taken when nothing else is in hand, and nothing is taken beside it.
 - Stopping gives back what is not begun at once, and what still runs after `STOP_GRACE_S`.
 
@@ -32,7 +33,7 @@ from holdfast.errors import CommitUnknown, HoldfastError, Invalid, StoreClosed
 from holdfast.roles.relay import Own, Relay
 from holdfast.roles.task_drain import Drain
 from holdfast.roles.task_hands import Hands
-from holdfast.roles.task_run import TaskCode, TaskRun
+from holdfast.roles.task_run import Ended, TaskCode, TaskRun
 from holdfast.roles.task_upkeep import TaskUpkeep
 from holdfast.runner.bell import Bell
 from holdfast.runner.tending import HandsLost
@@ -102,6 +103,7 @@ class TaskWorker:
         self.failure: BaseException | None = None
         self.rounds = 0
         self.counts = dict.fromkeys(tasks.Answer, 0)
+        self._counting = threading.Lock()
         keys = keys_of(universe)
         self._queue_topics = [keys.queue_topic(queue) for queue in self.queues]
         self._own_topic = keys.worker_topic(self.owner)
@@ -115,7 +117,9 @@ class TaskWorker:
         self._names = tuple(sorted(codes))
         self._clock = clock
         self._grace_ns = int(stop_grace_s * S)
-        self._hands = Hands(codes, concurrency, processes or os.cpu_count() or 1, self._ring, clock)
+        self._hands = Hands(
+            codes, concurrency, processes or os.cpu_count() or 1, self._ring, clock, self._tell
+        )
         self._held: dict[tuple[int, int], TaskRun] = {}
         self._reports: list[Report] = []
         self._looking = True
@@ -357,10 +361,31 @@ class TaskWorker:
         if ended:
             let_go = self._held.pop
             self._reports += [
-                one.report for one in ended if let_go(one.work.token, None) is not None
+                one.report
+                for one in ended
+                if let_go(one.work.token, None) is not None and not one.told
             ]
         for run in self._hands.overdue():
             self._give_back(run)
+
+    def _tell(self, ended: Ended) -> bool:
+        """Commit one report in the thread of its hand, which begins nothing before; whether it could. Else
+        it goes with the others: the same report again gets the first answer."""
+        run = ended.work
+        while not run.lapsed and not run.dropped:
+            try:
+                [answer] = self.store.transact(
+                    tasks.settle, self.universe, self.owner, self.store.generation, [ended.report]
+                )
+            except HoldfastError as error:
+                if not _passing(error):
+                    return False
+                self._stopping.wait(PAUSE_S)
+                continue
+            with self._counting:
+                self.counts[tasks.Answer(answer)] += 1
+            return True
+        return False
 
     def _give_back(self, run: TaskRun) -> None:
         if self._held.pop(run.token, None) is not None:
@@ -411,8 +436,9 @@ class TaskWorker:
                 self._names,
             )
         del self._reports[: len(reports)]
-        for answer in tasks.Answer:
-            self.counts[answer] += turned.answers.count(int(answer))
+        with self._counting:
+            for answer in tasks.Answer:
+                self.counts[answer] += turned.answers.count(int(answer))
         self._take(turned.leased, limit, rooms)
         return bool(self._reports) or (self._looking and self._wanted()[0] > 0)
 
