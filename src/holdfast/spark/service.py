@@ -13,9 +13,11 @@ might still say would be about a run that is not its own.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hmac
 import itertools
 import os
+import resource
 import select
 import signal
 import socket
@@ -49,6 +51,7 @@ from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
+from holdfast.spark.strangers import HELLO_S, Strangers
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
@@ -61,6 +64,8 @@ PROGRESS_NS = 2_000_000_000
 DRAIN_NS = 2_500_000_000
 HELLO_BYTES_MAX = 4096
 BACKLOG = 512
+# How long the accept loop rests when there is no descriptor, or no memory, for another connection.
+EXHAUSTED_S = 0.05
 # Blocks are megabytes: a few at a time.
 DELETE_ROWS = 8
 EXIT_FENCED = 76
@@ -68,6 +73,7 @@ IDLE_S = 300.0
 ANOTHER_DRIVER = "another driver was faster; run it again, it goes on with that run"
 
 
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel
 
 
@@ -103,6 +109,7 @@ class Ready(msgspec.Struct, frozen=True):
 def main() -> None:
     # Ctrl-C is for the driver, which then closes the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _raise_file_limit()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     threading.Thread(target=limber_up, daemon=True).start()
@@ -151,6 +158,7 @@ class Service:
         self._stopped = threading.Event()
         self.committer: Committer | None = None
         self._committing = threading.Lock()
+        self._strangers = Strangers()
 
     def serve(self) -> None:
         # Before anybody can ask: a seal that is under way has a board, and begins its own commit.
@@ -223,18 +231,32 @@ class Service:
         return office
 
     def _accept(self) -> None:
+        """Admit connections until the listener is closed, whatever becomes of one of them."""
         while not self._leaving.is_set():
             try:
                 line, _ = self._listener.accept()
-            except OSError:
-                return
-            threading.Thread(target=self._converse, args=(line,), daemon=True).start()
+            except OSError as error:
+                if self._listener.fileno() < 0 or error.errno in (errno.EBADF, errno.EINVAL):
+                    return
+                if error.errno in _EXHAUSTED:
+                    # The connection stays in the backlog until there is room for it.
+                    self._strangers.make_room()
+                    self._leaving.wait(EXHAUSTED_S)
+                continue
+            self._strangers.add(line)
+            try:
+                threading.Thread(target=self._converse, args=(line,), daemon=True).start()
+            except RuntimeError:
+                # There is no thread for it.
+                self._strangers.remove(line)
+                self._strangers.make_room()
+                line.close()
 
     def _converse(self, line: socket.socket) -> None:
         owner = ""
         try:
             wire.tune(line)
-            line.settimeout(10)
+            line.settimeout(HELLO_S)
             owner = self._admit(line)
             line.settimeout(None)
             while True:
@@ -255,6 +277,7 @@ class Service:
         except (OSError, HoldfastError):
             pass
         finally:
+            self._strangers.remove(line)
             with contextlib.suppress(OSError):
                 line.close()
             if owner and not self._leaving.is_set():
@@ -268,6 +291,7 @@ class Service:
         ):
             wire.send(line, wire.refused(Invalid(what="token", why="not of this run")))
             raise Invalid(what="token", why="not of this run")
+        self._strangers.remove(line)
         record = self.office.record
         # A child that connects again is another owner: what the old line held goes with that line.
         owner = f"{hello.owner}#{next(self._lines)}"
@@ -312,6 +336,7 @@ class Service:
             if self.office.desk.error is not None:
                 self._abandon(self.office.desk.error)
             self.office.tick()
+            self._strangers.end_late()
             now_ns = SYSTEM.mono_ns()
             if now_ns - renew_ns >= RENEW_NS:
                 renew_ns = now_ns
@@ -409,6 +434,14 @@ def _acquire(store: Store, name: str) -> leases.Lease:
             if SYSTEM.mono_ns() >= until_ns:
                 raise RunAtWork(name=name, worker=held.worker) from None
             SYSTEM.sleep(0.05)
+
+
+def _raise_file_limit() -> None:
+    """As many descriptors as the system allows: each child has a connection."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _listen(host: str, port: int) -> socket.socket:
