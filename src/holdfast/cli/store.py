@@ -1,6 +1,7 @@
 """`holdfast store info`: what a store is and what its queues hold. Nothing is scanned for it.
 
-`holdfast store copy` is in `store_copy`, `holdfast store restored` in `store_restored`.
+`holdfast store copy` is in `store_copy`, `holdfast store restored` in `store_restored`, `holdfast store
+rebuild` in `store_rebuild`.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 from holdfast import codec
-from holdfast.cli import store_copy, store_restored
+from holdfast.cli import store_copy, store_rebuild, store_restored
 from holdfast.cli.output import bytes_text, emit, fields, table, time_text
 from holdfast.cli.target import add_options, directory_of, existing, is_embedded, url_of
 from holdfast.config import OUTCOMES_KEPT
@@ -28,6 +29,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_options(info, universe=True)
     store_copy.configure(actions.add_parser("copy", help="move a store to another place, whole"))
     store_restored.configure(actions.add_parser("restored", help=store_restored.HELP))
+    store_rebuild.configure(actions.add_parser("rebuild", help=store_rebuild.HELP))
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,6 +37,8 @@ def run(args: argparse.Namespace) -> int:
         return store_copy.run(args)
     if args.action == "restored":
         return store_restored.run(args)
+    if args.action == "rebuild":
+        return store_rebuild.run(args)
     with existing(args) as store:
         size = size_of(store, url_of(args))
         queues = store.read(queue_counts, QUEUES_MAX + 1)

@@ -81,11 +81,11 @@ def _queue(txn: Txn, name: str) -> Iterator[Difference]:
     keys = item.keys_of(name)
     kept = item.counts_of(txn, keys)
     ready, delayed, by_expiry, by_owner, died = (
-        {row for _, row in _rows(txn, prefix)}
+        {row for _, row in rows_of(txn, prefix)}
         for prefix in (keys.ready, keys.delayed, keys.claims, keys.owners, keys.died)
     )
-    dead = {key[len(keys.dead) :] for key, _ in _rows(txn, keys.dead)}
-    held = {key[len(keys.holds) :] for key, _ in _rows(txn, keys.holds)}
+    dead = {key[len(keys.dead) :] for key, _ in rows_of(txn, keys.dead)}
+    held = {key[len(keys.holds) :] for key, _ in rows_of(txn, keys.holds)}
     for state, rows in (
         ("ready", ready),
         ("delayed", delayed),
@@ -105,7 +105,7 @@ def _queue(txn: Txn, name: str) -> Iterator[Difference]:
     if kept.done < 0 or total > given:
         yield _differs("queue", name, "counter done", kept.done, f"{given} items in all")
     seen = 0
-    for key, _ in _rows(txn, keys.items):
+    for key, _ in rows_of(txn, keys.items):
         packed_seq = key[len(keys.items) :]
         claimed = packed_seq in held
         there = (packed_seq in ready, packed_seq in delayed, packed_seq in by_expiry)
@@ -130,10 +130,10 @@ def _queue(txn: Txn, name: str) -> Iterator[Difference]:
 def _catalog(txn: Txn, universe: str) -> Iterator[Difference]:
     names = {
         row.decode(): tuples.unpack(key)[-2:]
-        for key, row in _rows(txn, schema.prefix(Space.WORLD, universe, "n"))
+        for key, row in rows_of(txn, schema.prefix(Space.WORLD, universe, "n"))
     }
     counted: Counter[str] = Counter()
-    for record in _records(txn, universe):
+    for record in records_of(txn, universe):
         counted[record.status.value] += 1
         where = _shown(record)
         named = names.pop(record.world_id, None)
@@ -152,16 +152,16 @@ def _inbox(txn: Txn, record: WorldRecord) -> Iterator[Difference]:
     subject = subject_of(record.universe, record.world_id)
     cursor, depth = inbox.cursor(txn, subject), inbox.depth(txn, subject)
     prefix = schema.prefix(Space.INBOX, subject, "e")
-    rows = sum(1 for _ in _rows(txn, prefix))
+    rows = sum(1 for _ in rows_of(txn, prefix))
     if rows != depth:
         yield _differs("inbox", _shown(record), f"rows after {cursor}", rows, depth)
 
 
 def _assignments(txn: Txn, universe: str) -> Iterator[Difference]:
-    index = _pairs(txn, schema.prefix(Space.WORLD, universe, "b"))
+    index = pairs(txn, schema.prefix(Space.WORLD, universe, "b"))
     prefix = schema.prefix(Space.WORLD, universe, "a")
     workers: dict[str, Assignment] = {}
-    for key, row in _rows(txn, prefix):
+    for key, row in rows_of(txn, prefix):
         workers[str(tuples.unpack(key)[-1])] = codec.unpack_as(Assignment, row)
     wanted = {(found.desired_worker_id or "", world) for world, found in workers.items()}
     for worker, world in sorted(index - wanted):
@@ -176,8 +176,8 @@ def _assignments(txn: Txn, universe: str) -> Iterator[Difference]:
 def _hints(txn: Txn, universe: str, assigned: dict[str, Assignment]) -> Iterator[Difference]:
     """A world with unread messages has a hint, with its worker or with nobody: else it sleeps."""
     prefix = schema.prefix(Space.READY, universe)
-    hints = {tuples.unpack(key[len(prefix) :]) for key, _ in _rows(txn, prefix)}
-    for record in _records(txn, universe):
+    hints = {tuples.unpack(key[len(prefix) :]) for key, _ in rows_of(txn, prefix)}
+    for record in records_of(txn, universe):
         if record.status is Status.DELETED:
             continue
         if not inbox.depth(txn, subject_of(universe, record.world_id)):
@@ -198,14 +198,17 @@ def _hints(txn: Txn, universe: str, assigned: dict[str, Assignment]) -> Iterator
 # -- leases --------------------------------------------------------------------------------------
 
 
+def fences(txn: Txn) -> Iterator[tuple[str, Fence]]:
+    """Every resource that was ever leased, and its fence."""
+    for key, row in rows_of(txn, schema.prefix(Space.LEASE, "fence")):
+        yield str(tuples.unpack(key)[-1]), codec.unpack_as(Fence, row)
+
+
 def _leases(txn: Txn) -> Iterator[Difference]:
-    index = _pairs(txn, schema.prefix(Space.LEASE, "by"))
-    logged = _logged(txn)
-    prefix = schema.prefix(Space.LEASE, "fence")
+    index = pairs(txn, schema.prefix(Space.LEASE, "by"))
+    logged = {resource: told.fence for resource, told in logged_leases(txn).items()}
     held = set()
-    for key, row in _rows(txn, prefix):
-        resource = str(tuples.unpack(key)[-1])
-        fence = codec.unpack_as(Fence, row)
+    for resource, fence in fences(txn):
         if fence.state is leases.State.HELD:
             held.add((fence.worker, resource))
         told = logged.pop(resource, None)
@@ -222,9 +225,16 @@ def _leases(txn: Txn) -> Iterator[Difference]:
         yield _differs("lease", resource, "fence", None, _fence(told))
 
 
-def _logged(txn: Txn) -> dict[str, Fence]:
+class Told(NamedTuple):
+    """What the lease log says last about a resource."""
+
+    fence: Fence
+    expires_ns: int
+
+
+def logged_leases(txn: Txn) -> dict[str, Told]:
     """What the log says last about each resource, as far down as it is kept."""
-    found: dict[str, Fence] = {}
+    found: dict[str, Told] = {}
     after = 0
     while page := leases.events(txn, after, SCAN_PAGE):
         for event in page:
@@ -234,7 +244,9 @@ def _logged(txn: Txn) -> dict[str, Fence]:
                 worker, incarnation = event.worker, event.incarnation
             else:
                 state, worker, incarnation = leases.State.FREE, "", ""
-            found[event.resource] = Fence(state, worker, incarnation, event.generation, event.epoch)
+            fence = Fence(state, worker, incarnation, event.generation, event.epoch)
+            expires_ns = 0 if state is leases.State.FREE else event.expires_ns
+            found[event.resource] = Told(fence, expires_ns)
     return found
 
 
@@ -267,22 +279,22 @@ def _tasks(txn: Txn, universe: str) -> Iterator[Difference]:
 # -- inside --------------------------------------------------------------------------------------
 
 
-def _rows(txn: Txn, prefix: bytes) -> Iterator[Row]:
+def rows_of(txn: Txn, prefix: bytes) -> Iterator[Row]:
     at, end = prefix, tuples.after(prefix)
     while page := txn.scan(at, end, SCAN_PAGE):
         yield from page
         at = page[-1][0] + b"\x00"
 
 
-def _pairs(txn: Txn, prefix: bytes) -> set[tuple[str, str]]:
+def pairs(txn: Txn, prefix: bytes) -> set[tuple[str, str]]:
     """The (worker, what it has) of an index."""
     return {
         (str(worker), str(has))
-        for worker, has in (tuples.unpack(key)[-2:] for key, _ in _rows(txn, prefix))
+        for worker, has in (tuples.unpack(key)[-2:] for key, _ in rows_of(txn, prefix))
     }
 
 
-def _records(txn: Txn, universe: str) -> Iterator[WorldRecord]:
+def records_of(txn: Txn, universe: str) -> Iterator[WorldRecord]:
     after = ""
     while page := catalog.worlds(txn, universe, after, SCAN_PAGE):
         yield from page

@@ -12,7 +12,7 @@ commits (PostgreSQL), so nobody else commits there meanwhile.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -70,6 +70,9 @@ class Place(Protocol):
 
     def put(self, rows: list[Row]) -> None:
         """Add rows, durably."""
+
+    def change(self, rows: Mapping[bytes, bytes | None]) -> None:
+        """Write rows, and remove those without a value, in one commit."""
 
     def empty(self, marker: bytes) -> None:
         """Make it a place without rows that has this marker, whatever was there before."""
@@ -204,6 +207,17 @@ class LmdbPlace:
 
     def put(self, rows: list[Row]) -> None:
         self._write(rows)
+
+    def change(self, rows: Mapping[bytes, bytes | None]) -> None:
+        txn = self._backend.begin()
+        try:
+            txn.put_many([(key, value) for key, value in rows.items() if value is not None])
+            for key in [key for key, value in rows.items() if value is None]:
+                txn.delete(key)
+        except BaseException:
+            txn.abort()
+            raise
+        txn.commit()
 
     def empty(self, marker: bytes) -> None:
         try:

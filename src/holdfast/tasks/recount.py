@@ -183,7 +183,11 @@ def _expiries(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Differen
             yield Difference(seq, 0, "lease", status.lease, f"{given} given")
 
 
-def _counts(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
+def counted(
+    txn: Txn, keys: Keys, tasks: dict[int, Task] | None = None
+) -> tuple[dict[str, Counter[str]], Counter[tuple[str, str]]]:
+    """How many tasks of a queue are in each place or state, and how many of a limit are leased."""
+    tasks = _tasks(txn, keys) if tasks is None else tasks
     right: dict[str, Counter[str]] = defaultdict(Counter)
     running: Counter[tuple[str, str]] = Counter()
     for task in tasks.values():
@@ -198,6 +202,11 @@ def _counts(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference
     for place, _, _, seq in _placed(txn, keys):
         if seq in tasks:
             right[tasks[seq].spec.queue][place] += 1
+    return right, running
+
+
+def _counts(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
+    right, running = counted(txn, keys, tasks)
     queues = {str(tuples.unpack(key)[-1]) for key, _ in rows_of(txn, keys.counts)}
     for queue in sorted(queues | set(right)):
         kept = counts_of(txn, keys, queue)

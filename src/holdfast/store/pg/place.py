@@ -10,7 +10,7 @@ constraint that no further record of a commit fulfils, for those who have had it
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import psycopg
@@ -131,6 +131,13 @@ class PgPlace:
             copy.set_types(["bytea", "bytea"])
             for row in rows:
                 copy.write_row(row)
+
+    def change(self, rows: Mapping[bytes, bytes | None]) -> None:
+        gone = [(key,) for key, value in rows.items() if value is None]
+        with self._typed(), self._connection.transaction(), self._connection.cursor() as cursor:
+            self._upsert([(key, value) for key, value in rows.items() if value is not None])
+            if gone:
+                cursor.executemany("DELETE FROM holdfast_row WHERE key = %s", gone)
 
     def empty(self, marker: bytes) -> None:
         with self._typed(), self._connection.transaction():
