@@ -39,6 +39,8 @@ from holdfast.world import catalog
 from holdfast.world.catalog import Status, subject_of
 
 SHOWN_MAX = 5
+# A writer that nobody needs any more has this long to end.
+GRACE_S = 5.0
 
 
 class LogBroken(StoreCorrupt):
@@ -61,7 +63,7 @@ class Rebuilt(NamedTuple):
 
 def rebuild(url: str, universe: str, *, dry_run: bool = False) -> Rebuilt:
     """Rebuild the derived rows of a universe. StoreBusy while anything else has the store open."""
-    patience_s = WriterLimits().linger_s + copying.GRACE_S
+    patience_s = WriterLimits().linger_s + GRACE_S
     with contextlib.closing(places.source(url, patience_s=patience_s)) as place:
         if not dry_run:
             copying.refuse_holders(place)
