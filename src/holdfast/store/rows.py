@@ -29,7 +29,7 @@ from holdfast.errors import (
     StoreFull,
     StoreReadOnly,
 )
-from holdfast.store import access
+from holdfast.store import access, liveness
 from holdfast.store.api import Row
 from holdfast.store.redo import Change, Recovery, Redo, forget
 
@@ -39,6 +39,18 @@ NETWORK_FILESYSTEMS = frozenset(
     | {"fuse.gcsfuse", "fuse.rclone", "fuse.davfs"}
 )
 
+
+# What a FUSE mount does with locks and shared memory is up to its daemon: only those of local disks are known to do.
+LOCAL_FUSE = frozenset(
+    {
+        "fuseblk",
+        "fuse.ntfs-3g",
+        "fuse.fuse-overlayfs",
+        "fuse.gocryptfs",
+        "fuse.encfs",
+        "fuse.bindfs",
+    }
+)
 
 # Without `buffers=True` LMDB answers with bytes; its stubs do not say so.
 Get = Callable[[bytes], bytes | None]
@@ -72,6 +84,7 @@ class LmdbBackend:
     ) -> None:
         self.path = path
         self._redo: Redo | None = None
+        self._held = -1
         try:
             if not readonly:
                 if recovery is None:
@@ -98,6 +111,8 @@ class LmdbBackend:
             if recovery is not None:
                 self._take_up(recovery, logged)
                 access.tighten(path)
+            if readonly:
+                self._hold()
         except (lmdb.Error, OSError) as error:
             raise storage_error(error, path) from None
         self._begin = self.env.begin
@@ -111,6 +126,14 @@ class LmdbBackend:
                 self._redo = Redo(self.path, self.env, round=recovery.round)
             elif recovery.found:
                 forget(self.path)
+        except BaseException:
+            self.env.close()
+            raise
+
+    def _hold(self) -> None:
+        """A process that runs code of users may close a file of the store at any time."""
+        try:
+            self._held = liveness.hold(self.path, self.env)
         except BaseException:
             self.env.close()
             raise
@@ -129,7 +152,11 @@ class LmdbBackend:
 
     def snapshot(self) -> LmdbSnapshot:
         try:
-            return LmdbSnapshot(self._begin())
+            try:
+                return LmdbSnapshot(self._begin())
+            except lmdb.BadRslotError:
+                # The slot of an idle snapshot was taken for a dead process's. Another one is taken now.
+                return LmdbSnapshot(self._begin())
         except lmdb.Error as error:
             raise storage_error(error, self.path) from None
 
@@ -148,6 +175,8 @@ class LmdbBackend:
                 self._redo.close()
         finally:
             self.env.close()
+            if self._held >= 0:
+                os.close(self._held)
 
 
 class LmdbSnapshot:
@@ -262,7 +291,7 @@ def prepare(path: Path) -> None:
     while not there.exists() and there != there.parent:
         there = there.parent
     kind = filesystem_of(there, _mountinfo())
-    if kind in NETWORK_FILESYSTEMS:
+    if kind in NETWORK_FILESYSTEMS or (kind.startswith("fuse") and kind not in LOCAL_FUSE):
         raise NetworkFilesystem(path=str(path), filesystem=kind)
     try:
         access.make_directory(path)
@@ -413,6 +442,9 @@ def _disown_in_child() -> None:
 
     for backend in _open_backends:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(backend.env))
+        if backend._held >= 0:
+            # It is shared with the parent, and would outlive it here.
+            os.close(backend._held)
     _open_backends.clear()
     # py-lmdb refuses to open a file twice in one process, and counts the parent's environments as the child's.
     identities: Any = sys.modules.get("lmdb._envid")
