@@ -190,7 +190,14 @@ class Link:
             self._receiver = threading.Thread(
                 target=self._receive_forever, name="holdfast-receiver", daemon=True
             )
-            self._receiver.start()
+            try:
+                self._receiver.start()
+            except RuntimeError:
+                # The interpreter exits and starts no more threads (3.12): this thread reads the answer.
+                self._receiver = None
+                callback(self.call(request))
+                self.completions.wake()
+                return
         self._post(Call(request, callback))
 
     @contextlib.contextmanager
