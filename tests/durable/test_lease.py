@@ -289,7 +289,8 @@ def test_a_forced_release_clears_stale(sim_store: Store, clock: SimClock) -> Non
     clock.advance(TTL)
     sim_store.transact(lease.mark_stale, "w")
     sim_store.transact(lease.force_release, "w", "operator")
-    assert sim_store.read(lease.current, "w").state is State.FREE
+    found = sim_store.read(lease.current, "w")
+    assert (found.state, found.worker, found.epoch, found.expires_ns) == (State.FREE, "", 1, 0)
 
 
 def test_what_was_never_granted_cannot_be_forced(store: Store) -> None:

@@ -142,6 +142,13 @@ def test_each_mode_has_its_fields(north: Town, mode: str, schema: str, inbox: st
     right = (schema, inbox) == (("Letter", None) if mode == "typed_event" else (None, "parcels"))
     assert ada.journal()[0].outcome == ("ok" if right else "failed")
     assert len(ada.state().sent) == right
+    north.think()
+    if right:
+        [entry] = north.office("bob").journal()
+        arrived = entry.step.ingress
+        kind = Kind.FABRIC if mode == "typed_event" else Kind.INBOX
+        assert (arrived.kind, arrived.type, arrived.value) == (kind, schema or inbox, value)
+        assert arrived.from_universe is None, "it came from the same one"
 
 
 @pytest.mark.spec(

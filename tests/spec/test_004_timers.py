@@ -273,7 +273,13 @@ def test_a_timer_survives_crash_and_move(rig: Rig) -> None:
 )
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize(
-    "events", [[Slept(10)], [Slept(10), Ordered()], [Slept(10, "k"), Slept(20, "k"), Unset("j")]]
+    "events",
+    [
+        [Slept(10)],
+        [Slept(10), Ordered()],
+        [Slept(10, "k"), Slept(20, "k"), Unset("j")],
+        [Slept(10, "k"), Unset("k"), Slept(10)],
+    ],
 )
 def test_the_chaos_row_of_timers(rig: Rig, fault: str, events: list[object]) -> None:
     ada = rig.buyer("ada", *events)

@@ -1,0 +1,158 @@
+"""The tool that plants bugs: each mutation changes what it says, and a marked test can notice it."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tools import mutation
+from tools.mutation import Marked, Mutation, Server, mutations
+
+SOURCE = '''"""Text."""
+LIMIT = 3
+
+
+def judge(height: int, names: list[str], flag: bool = True) -> str | None:
+    """Not a call: 7."""
+    if height < LIMIT and flag:
+        names.append("é" + "low")
+        return f"{height + 1}"
+    while names:
+        names.pop()
+    return None
+'''
+
+
+def texts(kind: str) -> list[tuple[int, str, str]]:
+    return [(one.line, one.before, one.after) for one in mutations(SOURCE) if one.kind == kind]
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        (
+            "negate",
+            [
+                (7, "height < LIMIT and flag", "(not (height < LIMIT and flag))"),
+                (10, "names", "(not names)"),
+            ],
+        ),
+        ("compare", [(7, "height < LIMIT", "(height <= LIMIT)")]),
+        ("connect", [(7, "height < LIMIT and flag", "(height < LIMIT or flag)")]),
+        ("number", [(2, "3", "(4)")]),
+        ("answer", [(9, 'return f"{height + 1}"', "return None")]),
+        ("drop", [(8, 'names.append("é" + "low")', "pass"), (11, "names.pop()", "pass")]),
+    ],
+)
+def test_each_kind_changes_its_own_places(kind: str, expected: list[tuple[int, str, str]]) -> None:
+    assert texts(kind) == expected
+
+
+def test_a_mutation_changes_one_place_of_the_text_and_it_parses() -> None:
+    for one in mutations(SOURCE):
+        changed = one.apply(SOURCE)
+        assert ast.dump(ast.parse(changed)) != ast.dump(ast.parse(SOURCE))
+        code = SOURCE.encode()
+        assert changed.encode().startswith(code[: one.start])
+        assert changed.encode().endswith(code[one.end :])
+
+
+def test_every_module_of_the_package_can_be_mutated() -> None:
+    kinds = set()
+    for path in sorted((mutation.ROOT / "src").rglob("*.py"))[::20]:
+        source = path.read_text(encoding="utf-8")
+        for one in mutations(source)[::10]:
+            ast.parse(one.apply(source))
+            kinds.add(one.kind)
+    assert kinds == {"negate", "compare", "connect", "number", "answer", "drop"}
+
+
+def test_marked_tests_have_modules_and_are_drawn_once() -> None:
+    found = mutation.marked_tests()
+    assert len(found) == len({one.test for one in found}) > 300
+    assert all(one.modules for one in found)
+
+
+TEST = """
+import pytest
+from holdfast import retry
+
+@pytest.mark.parametrize("n", [0])
+def test_strict(n):
+    assert retry.judge(n) == "low"
+
+def test_blind():
+    retry.judge(0)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small tree with one module, which one test checks and one only executes."""
+    package = tmp_path / "src" / "holdfast"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "retry.py").write_text('def judge(n):\n    return "low"\n    return n + 1\n')
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_small.py").write_text(TEST)
+    (tmp_path / "pyproject.toml").write_text("[tool.pytest.ini_options]\n")
+    (tmp_path / "tools").symlink_to(mutation.ROOT / "tools")
+    monkeypatch.setattr(mutation, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_a_test_notices_a_mutation_of_a_line_that_it_executes(tree: Path) -> None:
+    strict, blind = (
+        Marked(f"tests/test_small.py::{name}", ("holdfast.retry",))
+        for name in ("test_strict", "test_blind")
+    )
+    with Server(tree) as server:
+        found = list(mutation.planted([strict, blind], 2, 1, tree, server))
+    assert [(one["where"], one["kind"], one["noticed"]) for one in found] == [
+        ("src/holdfast/retry.py:2", "answer", "yes"),
+        ("src/holdfast/retry.py:2", "answer", "no"),
+    ]
+    assert "return None" not in (tree / "src/holdfast/retry.py").read_text(), "it was taken back"
+
+
+def test_a_test_that_executes_no_line_of_its_modules_is_passed_over(tree: Path) -> None:
+    (tree / "src/holdfast/other.py").write_text("X = 1 + 1\n")
+    other = Marked("tests/test_small.py::test_blind", ("holdfast.other",))
+    with Server(tree) as server:
+        assert list(mutation.planted([other], 1, 1, tree, server)) == []
+
+
+def test_the_report_counts_and_lists_survivors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = [
+        {"test": f"t{n}", "where": "a.py:1", "kind": "drop", "before": "f()", "after": "pass",
+         "noticed": "yes" if n else "no"}
+        for n in range(3)
+    ]  # fmt: skip
+    assert mutation.report(found, 7, tmp_path / "out.json") == 0
+    told = capsys.readouterr().out
+    assert "2 of 3 marked tests noticed (seed 7)" in told
+    assert "t0\n    a.py:1 drop: 'f()' -> 'pass'" in told
+    assert json.loads((tmp_path / "out.json").read_text()) == found
+
+
+def test_the_tool_runs_as_a_script() -> None:
+    told = subprocess.run(
+        [sys.executable, "tools/mutation.py", "--help"],
+        cwd=mutation.ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "--seed" in told.stdout
+
+
+def test_a_mutation_of_a_line_beyond_ascii_hits_its_place() -> None:
+    source = 'x = f("é", 1)\n'
+    [one] = [one for one in mutations(source) if one.kind == "number"]
+    assert one.apply(source) == 'x = f("é", (2))\n'
+    assert isinstance(one, Mutation)

@@ -1,0 +1,68 @@
+"""Runs pytest in forked children: pytest and the libraries are imported once, our code in each child.
+
+A request is a line of JSON on the standard input (`cwd`, `env`, `args`, `timeout_s`), an answer the exit
+code on a line of the standard output; 1 for a child that does not end in time. `tools/mutation.py` starts it.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+# What tests and product import, besides our own code. One that is not installed is left out.
+LIBRARIES = (
+    "asyncio", "concurrent.futures", "dataclasses", "hypothesis", "lmdb", "msgspec", "multiprocessing",
+    "numpy", "psycopg", "pytest", "pytest_timeout", "sqlite3", "ssl", "subprocess", "xml.etree.ElementTree",
+)  # fmt: skip
+LOOK_S = 0.01
+KILLED = 1
+
+
+def main() -> int:
+    for name in LIBRARIES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    for line in sys.stdin:
+        sys.stdout.write(f"{ran(json.loads(line))}\n")
+        sys.stdout.flush()
+    return 0
+
+
+def ran(request: dict[str, Any]) -> int:
+    child = os.fork()
+    if child == 0:
+        os._exit(_child(request))
+    deadline = time.monotonic() + request["timeout_s"]
+    while time.monotonic() < deadline:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return abs(os.waitstatus_to_exitcode(status))
+        time.sleep(LOOK_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return KILLED
+
+
+def _child(request: dict[str, Any]) -> int:
+    os.setpgid(0, 0)
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    os.chdir(request["cwd"])
+    os.environ.update(request["env"])
+    sys.path[:0] = [request["cwd"], os.path.join(request["cwd"], "src")]
+    import pytest
+
+    try:
+        return int(pytest.main(request["args"]))
+    except BaseException:
+        return KILLED
+
+
+if __name__ == "__main__":
+    sys.exit(main())
