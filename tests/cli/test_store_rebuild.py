@@ -19,7 +19,8 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Store, Txn
 from holdfast.store.schema import Space
 from holdfast.tasks import rows as task_rows
-from holdfast.world import catalog
+from holdfast.world import catalog, unknown
+from holdfast.world.need import Need
 from tests.cli.conftest import Run
 
 MODULES = ("holdfast.ops.rebuild", "holdfast.cli.store_rebuild")
@@ -166,6 +167,22 @@ def test_a_row_that_differs_is_as_its_log_says_again(
     assert (done["written"], done["rows"]) == (True, dry["rows"])
     assert rows(lived) == before
     assert run("verify", "--store", lived, "--jobs", 1).code == 0
+
+
+def test_a_world_that_waits_for_other_code_is_listed_again(run: Run, lived: Path) -> None:
+    def stop(txn: Txn) -> None:
+        record = catalog.record(txn, "bank", world_id(txn, "ada"))
+        unknown.mark(txn, record, Need("Sum", "event", "Other", 1), 2)
+
+    def lose_list(txn: Txn) -> None:
+        txn.delete(first(txn, schema.prefix(Space.WORLD, "bank", "u"))[0])
+
+    changed(lived, stop)
+    before = rows(lived)
+    changed(lived, lose_list)
+    done = run("store", "rebuild", "--universe", "bank", "--store", lived, "--json")
+    assert done.code == 0, done.err
+    assert rows(lived) == before
 
 
 def test_a_sound_store_is_left_as_it_is(run: Run, lived: Path) -> None:

@@ -37,6 +37,7 @@ from holdfast.tasks import verify as tasks_verify
 from holdfast.tasks.runs import SEQ_END, held_between
 from holdfast.world import catalog
 from holdfast.world.catalog import Status, subject_of
+from holdfast.world.need import Need
 
 SHOWN_MAX = 5
 # A writer that nobody needs any more has this long to end.
@@ -157,7 +158,15 @@ def _assignments(txn: ApplyTxn, universe: str) -> None:
             worker = found.desired_worker_id or ""
             index[schema.prefix(Space.WORLD, universe, "b", worker, record.world_id)] = b""
         deleted = record.status is Status.DELETED
-        if not deleted and inbox.depth(txn, subject_of(universe, record.world_id)):
+        if deleted or not inbox.depth(txn, subject_of(universe, record.world_id)):
+            continue
+        stopped = record.unknown
+        if stopped is not None and stopped.waits:
+            # It waits for a worker that knows its next item, and is listed by that.
+            need = Need(record.type, stopped.side, stopped.type, stopped.version)
+            listed = stopped.row_key(universe, record.type, record.world_id)
+            txn.put(listed, codec.pack(need))
+        else:
             catalog.hint(txn, universe, record.world_id)
     _replace(txn, schema.prefix(Space.WORLD, universe, "b"), index)
 
