@@ -301,6 +301,12 @@ ILLEGAL = {
 }
 
 
+@pytest.mark.spec(
+    "002",
+    "Illegal Transition Policy",
+    "3: it says seq, prior, attempted, owner and wall clock",
+    module="holdfast.spark.office",
+)
 @pytest.mark.parametrize(("before", "then"), ILLEGAL.values(), ids=ILLEGAL.keys())
 def test_an_illegal_move_halts_the_run_and_says_all_there_is_to_say(
     filled: Serving, before: list[tuple[int, int]], then: list[tuple[int, int]]

@@ -655,6 +655,10 @@ def test_dispositions_are_logged_with_the_retry_count(rig: Rig) -> None:
     [seq] = rig.put(b"a")
     events: list[LogEvent] = []
     rig.run(rig.runner(Scripted(Busy(), Busy()), retry_budget_max=2, log=events.append))
+    assert [event.kind for event in events if event.kind in (LogKind.RETRYABLE, LogKind.FATAL)] == [
+        LogKind.RETRYABLE,
+        LogKind.RETRYABLE,
+    ]
     ends = [event for event in events if event.kind in (LogKind.REQUEUED, LogKind.DEAD_LETTER)]
     assert [(event.kind, event.seq, event.detail) for event in ends] == [
         (LogKind.REQUEUED, seq, 1),

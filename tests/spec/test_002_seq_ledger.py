@@ -195,7 +195,7 @@ def test_a_halted_run_is_halted_after_a_restart() -> None:
         assert board.claim("w", 1, now_ns=table.now_ns)[0] == Stop("halted")
 
 
-@pytest.mark.spec("002", ILLEGAL, "3: it says seq, prior, attempted, owner and wall clock")
+@pytest.mark.spec("002", ILLEGAL, "3: it says seq, prior, attempted, owner and its time")
 def test_an_illegal_move_says_all_about_itself() -> None:
     table = Table(8)
     grant = table.begun("worker-7", rows=2)
