@@ -8,7 +8,6 @@ import signal
 import socket
 import struct
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import pyarrow as pa
 import pytest
 
 from holdfast import codec
-from holdfast.clock import SYSTEM, S, SystemClock, iso_time
+from holdfast.clock import SYSTEM, S, iso_time
 from holdfast.durable import lease as leases
 from holdfast.errors import Conflict, HoldfastError, IllegalTransition, Invalid
 from holdfast.ledger import runs
@@ -310,17 +309,12 @@ ILLEGAL = {
 )
 @pytest.mark.parametrize(("before", "then"), ILLEGAL.values(), ids=ILLEGAL.keys())
 def test_an_illegal_move_halts_the_run_and_says_all_there_is_to_say(
-    filled: Serving,
-    before: list[tuple[int, int]],
-    then: list[tuple[int, int]],
-    monkeypatch: pytest.MonkeyPatch,
+    filled: Serving, before: list[tuple[int, int]], then: list[tuple[int, int]]
 ) -> None:
     line = filled.line("child/liar")
     grant = line.claim(10, begin=5)
     if before:
         line.report(grant, done=before)
-    # The clock on the wall is set a day on. Store time does not follow it.
-    monkeypatch.setattr(SystemClock, "wall_ns", lambda self: time.time_ns() + 86_400 * S)
     before_ns = SYSTEM.wall_ns(), filled.store.now_ns()
     with pytest.raises(IllegalTransition) as halted:
         line.report(grant, done=then)
