@@ -18,7 +18,7 @@ from holdfast.durable import queue, snapshot
 from holdfast.errors import HoldfastError, ReplayDiverged
 from holdfast.ops import service
 from holdfast.store.api import Txn
-from holdfast.world import catalog, entry, redrive, restore
+from holdfast.world import catalog, entry, growth, redrive, restore
 from holdfast.world import fork as forks
 from holdfast.world.catalog import Status
 from holdfast.world.cycle import Cycle, apply
@@ -445,6 +445,34 @@ def test_a_new_field_hides_no_difference(
     other = as_run_by(rig, app_with(reducer, "2", **new))
     with pytest.raises(ReplayDiverged):
         other.read(restore.restore, other.kernel(silent))
+
+
+def _limits_much(self: Any, amount: int) -> None:
+    self.balance += amount
+    if amount > 1:
+        self.limit = amount
+
+
+def test_a_new_field_that_is_written_later_is_a_difference() -> None:
+    """At the first digest it still has its default; what was found there holds for no other state."""
+    rig = Rig(PLAIN)
+    silent = rig.world(PLAIN.programs["Silent"].state, "s")
+    worker = rig.worker()
+    for amount in (1, 5):
+        silent.send(Added(amount))
+        rig.run(worker)
+    other = as_run_by(rig, app_with(_limits_much, "2", limit=(int, 0)))
+    with pytest.raises(ReplayDiverged) as told:
+        other.read(restore.restore, other.kernel(silent))
+    assert told.value.fields["height"] == 2
+
+
+def test_a_new_field_of_a_large_state_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(growth, "TRIED_BYTES_MAX", 4)
+    rig = Rig(PLAIN)
+    silent = filled(rig, 3)
+    other = as_run_by(rig, app_with(adds, "2", limit=(int, 7)))
+    assert other.read(restore.restore, other.kernel(silent)).state.balance == 300
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from holdfast import codec
 # How many fields that are not the last of their class may be new, and how much is tried.
 FIELDS_MAX = 3
 TRIES_MAX = 400
+TRIES_MIN = 8
 TRIED_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -30,16 +31,19 @@ def grown(state: Any, canonical: bytes, digest: bytes) -> frozenset[str] | None:
     if type(state).__struct_config__.array_like:
         return None
     fields = codec.unpack(canonical)
-    tries = min(TRIES_MAX, TRIED_BYTES_MAX // max(len(canonical), 1))
+    tries = max(min(TRIES_MAX, TRIED_BYTES_MAX // max(len(canonical), 1)), TRIES_MIN)
     for new in islice(_subsets(_at_default(type(state), fields)), tries):
         if sha256(_without(fields, new)).digest() == digest:
             return new
     return None
 
 
-def has_grown(canonical: bytes, digest: bytes, new: frozenset[str]) -> bool:
-    """Whether it is these fields that are new."""
-    return sha256(_without(codec.unpack(canonical), new)).digest() == digest
+def has_grown(state: Any, canonical: bytes, digest: bytes, new: frozenset[str]) -> bool:
+    """Whether it is these fields that are new. One that a reducer has written since is a difference."""
+    fields = codec.unpack(canonical)
+    if sha256(_without(fields, new)).digest() != digest:
+        return False
+    return new <= set(_at_default(type(state), fields))
 
 
 def _without(fields: dict[str, Any], new: frozenset[str]) -> bytes:

@@ -203,7 +203,7 @@ class Program:
 
     def has_grown(self, state: Any, canonical: bytes, digest: bytes) -> bool:
         """Whether the digest is that of the state without fields that are new."""
-        if any(growth.has_grown(canonical, digest, new) for new in self._new_fields):
+        if any(growth.has_grown(state, canonical, digest, new) for new in self._new_fields):
             return True
         found = growth.grown(state, canonical, digest)
         if found is not None:
