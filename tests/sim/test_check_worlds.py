@@ -178,6 +178,24 @@ def test_an_item_that_is_given_up_in_time_breaks_nothing() -> None:
     assert [one for one in check_worlds.findings(good.history) if one.number == "I7"] == []
 
 
+def given_up_behind(sent_s: float, at_s: float) -> Universe:
+    """Another of its type, that was sent later and given up after it."""
+    return (
+        given_up()
+        .sent(sent_s, 2, renewed("q"))
+        .stopped(8, 2, epoch=2)
+        .granted(8.1, epoch=3)
+        .cycle(at_s, renewed("q"), epoch=3, outcome="unknown")
+    )
+
+
+def test_an_item_may_wait_behind_another_of_its_type() -> None:
+    good = given_up_behind(5, 8.2)
+    assert [one for one in check_worlds.findings(good.history) if one.number == "I7"] == []
+    early = given_up_behind(7, 8.2)
+    assert [one.number for one in check_worlds.findings(early.history)] == ["I7"]
+
+
 WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
     (
         "J3",

@@ -364,6 +364,54 @@ def test_time_begins_anew_for_an_item_that_was_redriven(sim: Town) -> None:
     assert len(sim.dead()) == 1
 
 
+def exactly(town: Town, seconds: int) -> None:
+    """Let this much time pass, to the second."""
+    for _ in range(seconds // 60):
+        town.clock.advance(60 * S)
+        town.go_on()
+
+
+def test_items_behind_one_that_was_given_up_have_waited_with_it(town: Town) -> None:
+    town.start("A", old.app)
+    desk = town.later()
+    for text in "123":
+        desk.send(New(text))
+    desk.send(Kept("4"))
+    town.go_on()
+    exactly(town, 1800)
+    desk.send(New("5"))
+    desk.send(Kept("6"))
+    exactly(town, 1860)
+    assert len(town.dead()) == 3
+    # This one came later, and has its own time.
+    assert desk.state().seen == ["kept 4"]
+    exactly(town, 1680)
+    assert len(town.dead()) == 3
+    exactly(town, 120)
+    assert len(town.dead()) == 4
+    assert desk.state().seen == ["kept 4", "kept 6"]
+
+
+def test_the_time_begins_anew_after_another_host(sim: Town) -> None:
+    sim.start("A", old.app)
+    desk = sim.later()
+    desk.send(New("1"))
+    sim.go_on()
+    exactly(sim, 3660)
+    assert len(sim.dead()) == 1
+    sim.start("B", new.app)
+    desk.send(New("2"))
+    sim.go_on()
+    assert desk.state().seen == ["new 2"]
+    sim.stop("B")
+    desk.send(New("3"))
+    sim.go_on()
+    exactly(sim, 3540)
+    assert len(sim.dead()) == 1
+    exactly(sim, 120)
+    assert len(sim.dead()) == 2
+
+
 def test_no_item_is_given_up_while_a_worker_that_knows_it_is_live(sim: Town) -> None:
     sim.start("A", old.app)
     desk = sim.later()

@@ -52,8 +52,9 @@ from holdfast.world.program import Program
 T = TypeVar("T")
 # Cycles that were sent to be committed, the offers that went with them, and the answer to both.
 Sent = tuple[list[tuple[str, Cycle]], list[Parcel], Future[Any]]
-# A world that is given back: what it needs, the seq before which it stops, a last snapshot.
-Stopping = tuple[str, Need, int, leases.Lease, Cycle | None]
+# A world that is given back: what it needs, the seq before which it stops and since when that waits, a
+# last snapshot.
+Stopping = tuple[str, Need, int, int, leases.Lease, Cycle | None]
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
 UPKEEP_S = 0.05
@@ -299,7 +300,7 @@ class WorldWorker(Role):
             program = self._programs.get(answer.record.type)
             if program is None:
                 need = Need(answer.record.type, WORLD, answer.record.type)
-                strange.append((answer.world_id, need, 0, answer.lease, None))
+                strange.append((answer.world_id, need, 0, 0, answer.lease, None))
                 continue
             self._hosted[answer.world_id] = Hosted(
                 self._host(answer.record, answer.lease, program),
@@ -543,13 +544,13 @@ class WorldWorker(Role):
         """Its journal holds what this code cannot repeat: only code that knows it may host it."""
         host = self._hosted.pop(world_id).host
         need = Need(host.world.program.type, error.side, error.type, error.version)
-        return world_id, need, 0, host.lease, None
+        return world_id, need, 0, 0, host.lease, None
 
     def _stop(self, some: list[Stopping]) -> None:
         with self.store.together():
             stopping = [
-                self.store.submit(stop, self.universe, world_id, lease, need, seq, last)
-                for world_id, need, seq, lease, last in some
+                self.store.submit(stop, self.universe, world_id, lease, need, seq, last, since_ns)
+                for world_id, need, seq, since_ns, lease, last in some
             ]
         for future in stopping:
             # What cannot be given back runs out.

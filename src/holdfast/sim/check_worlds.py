@@ -91,6 +91,7 @@ class _Replay:
             if seq in world.delivered or seq <= world.cursor:
                 self._bad("I1", f"{subject}/{seq}: a sequence number was given twice", event)
             world.delivered[seq] = (key, body)
+            world.sent_ns[seq] = event.at_ns
         if key is not None:
             world.keys.setdefault(key, (seq, body, event.at_ns))
         if event.result == "ok":
@@ -207,10 +208,17 @@ class _Replay:
         if step["outcome"] != "unknown":
             if strange:
                 self._bad("I7", f"{subject}/{seq}: {type} consumed by code without it", event)
+            world.missed_ns.pop(type, None)
             return
         since_ns = world.stopped_ns.get(seq)
+        if since_ns is not None and type in world.missed_ns:
+            # It was there while another of its type ran out of time: it has waited with that.
+            earlier_ns = max(world.missed_ns[type], world.sent_ns.get(seq, 0))
+            since_ns = min(since_ns, earlier_ns)
         if not strange or since_ns is None or event.at_ns < since_ns + self._unknown_ns:
             self._bad("I7", f"{subject}/{seq}: {type} given up, waiting since {since_ns}", event)
+        elif since_ns is not None:
+            world.missed_ns[type] = since_ns
 
     def _stop(self, event: Event) -> None:
         """A world waits before an item: assigned to nobody, from the first time on."""

@@ -46,8 +46,11 @@ class World:
     # It is run by itself, so that nobody else is to blame for the next loss.
     alone: bool = False
     redriven: Counter[str] = field(default_factory=Counter)
-    # Since when it has stopped before an item, by seq.
+    # When items were sent, by seq; since when it has stopped before one, by seq; and since when items
+    # of a type were waited for that were given up.
+    sent_ns: dict[int, int] = field(default_factory=dict)
     stopped_ns: dict[int, int] = field(default_factory=dict)
+    missed_ns: dict[str, int] = field(default_factory=dict)
 
     @property
     def height(self) -> int:

@@ -96,10 +96,13 @@ class Unknown(Record, frozen=True):
     # What the world had before it stopped.
     priority: int = 0
 
+    def need(self, world: str) -> Need:
+        """What a world of this type needs to go on."""
+        return Need(world, self.side, self.type, self.version)
+
     def row_key(self, universe: str, world: str, world_id: str) -> bytes:
         """Where a world that waits is listed."""
-        need = Need(world, self.side, self.type, self.version)
-        return row_key(universe, need, self.since_ns, world_id)
+        return row_key(universe, self.need(world), self.since_ns, world_id)
 
     def told(self) -> Blocker:
         version = f" of version {self.version}" if self.version > 1 else ""

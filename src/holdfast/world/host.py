@@ -93,9 +93,12 @@ class Host:
         self.working_on = 0
         # Whether there may be entries below the baseline to pack.
         self.compactable = False
-        # The item that an earlier host stopped before, and the one that this host must stop before.
+        # The item that an earlier host stopped before, and the one that this host must stop before, with
+        # the time since which that is known to wait; 0: from now on.
         self._unknown = unknown
-        self.stops: tuple[Need, int] | None = None
+        self.stops: tuple[Need, int, int] | None = None
+        # What this host has given up, and since when nobody knew that.
+        self._given_up: tuple[Need, int] | None = None
 
     # -- the cycle -----------------------------------------------------------------------------
 
@@ -172,7 +175,8 @@ class Host:
             if not self.world.program.knows(ingress):
                 given = self._unknown
                 if given is None or not given.given_up or given.seq != item.seq:
-                    self.stops = need_of(self.world.program.type, ingress), item.seq
+                    need = need_of(self.world.program.type, ingress)
+                    self.stops = need, item.seq, self._waits_since(need, item.at_ns)
                     break
                 height, seq = height + 1, item.seq
                 step = kernel.give_up(
@@ -262,7 +266,9 @@ class Host:
             self._snapshot_height = self.height
             self._tail_bytes = 0
             self.compactable = True
-        if cycle.clears:
+        if cycle.clears and self._unknown is not None:
+            if self._unknown.given_up:
+                self._given_up = self._unknown.need(self.world.program.type), self._unknown.since_ns
             self._unknown = None
 
     def last(self) -> Cycle | None:
@@ -320,6 +326,13 @@ class Host:
             self.world.program.history,
             clears=self._unknown is not None and bool(bodies) and to_seq >= self._unknown.seq,
         )
+
+    def _waits_since(self, need: Need, accepted_ns: int) -> int:
+        """Since when an item waits for code that knows it. One that was in the inbox while the one before
+        it, of the same need, ran out of time has waited with it: nobody who knew it came meanwhile."""
+        if self._given_up is None or self._given_up[0] != need:
+            return 0
+        return max(self._given_up[1], accepted_ns)
 
     def _due(self, height: int) -> bool:
         since = height - self._snapshot_height

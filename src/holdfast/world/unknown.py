@@ -7,7 +7,8 @@
 
 - A world that waits is assigned to no worker, unless it is pinned, and leaves no hint. The orchestrator
   finds it here: by the type that it needs, the one that waits longest first.
-- The time begins when the world stops before the item, and goes on if it stops there again.
+- The time begins when the world stops before the item, and goes on if it stops there again. Items of
+  one need that wait behind each other wait at the same time: a thousand are given up in one such time.
 - An item that is given up is journaled as `unknown`, so that each number of the inbox has its entry,
   and is a dead letter `unknown_event`. Its number leads to the letter, and to the number that it got
   when it was redriven: its key is never answered as handled meanwhile.
@@ -65,12 +66,16 @@ def need_of(world: str, ingress: Ingress) -> Need:
 # -- stopping and going on -----------------------------------------------------------------------
 
 
-def mark(txn: Txn, record: WorldRecord, need: Need, seq: int) -> None:
-    """Stop a world before an item. Whoever hosts it gives it back in the same commit."""
+def mark(txn: Txn, record: WorldRecord, need: Need, seq: int, since_ns: int = 0) -> None:
+    """Stop a world before an item. Whoever hosts it gives it back in the same commit. The item waits
+    from now on, or since an earlier time that is known."""
     universe, world_id = record.universe, record.world_id
     was = record.unknown
     again = was is not None and (was.seq, was.side, was.type) == (seq, need.side, need.type)
-    since_ns = was.since_ns if was is not None and again else txn.now_ns
+    if was is not None and again:
+        since_ns = was.since_ns
+    else:
+        since_ns = min(since_ns or txn.now_ns, txn.now_ns)
     assigned = catalog.assignment(txn, universe, world_id)
     priority = 0 if assigned is None else assigned.priority
     stopped = Unknown(need.side, need.type, need.version, seq, since_ns, priority=priority)
