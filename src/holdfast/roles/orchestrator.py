@@ -127,6 +127,8 @@ class Orchestrator(Role):
         self._worker_ttl_ns = int(worker_ttl_s * S)
         self._unknown_event_ns = int(unknown_event_s * S)
         self._lease: Lease | None = None
+        # Since when this one leads.
+        self._led_ns = 0
         self._retry_at_ns = 0
         self._swept_ns = 0
         self._task_upkeep = TaskUpkeep(store, universe, with_blobs=False)
@@ -181,6 +183,7 @@ class Orchestrator(Role):
                 self._lease = self.store.transact(
                     authority.acquire, self.universe, self.worker, self.incarnation, self._ttl_ns
                 )
+                self._led_ns = self.store.now_ns()
                 self._upkeep.begin()
                 # Workers count as live only when they have spoken to this authority: ask them to.
                 self.store.transact(self._call_workers)
@@ -312,6 +315,10 @@ class Orchestrator(Role):
         return left <= 0
 
     def _overdue(self, since_ns: int) -> bool:
+        """Whether nobody came in time. A new leader first hears who is there: a worker that knows the item
+        may be the last to speak."""
+        if self.store.now_ns() < self._led_ns + self._worker_ttl_ns:
+            return False
         return self.store.now_ns() >= since_ns + self._unknown_event_ns
 
     def _go_on_page(
