@@ -22,7 +22,15 @@ HASH_BYTES = 32
 # How deep lists, dicts and records may be nested in a message.
 DEPTH_MAX = 100
 
-_encoder = msgspec.msgpack.Encoder(order="sorted")
+
+def _plain(value: Any) -> Any:
+    """A number of a class of its own, as the seq that `send` answers with, is a number."""
+    if isinstance(value, int):
+        return int(value)
+    raise TypeError(f"Encoding objects of type {type(value).__name__} is unsupported")
+
+
+_encoder = msgspec.msgpack.Encoder(order="sorted", enc_hook=_plain)
 _decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 _typed: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
 _making = threading.RLock()

@@ -689,3 +689,14 @@ def test_the_leader_collects_declarations_that_no_worker_names(sim: Town) -> Non
     sim.stop("B")
     sim.wait(60)
     assert not sim.store.read(declarations.written, "desk", gone)
+
+
+# -- the number that `send` answers with -----------------------------------------------------------
+
+
+def test_the_answer_of_send_is_stored_as_a_number(sim: Town) -> None:
+    sim.start("A", old.app)
+    found = sim.desk().send(Kept("1"))
+    assert codec.unpack(codec.pack({"seq": found, "all": [found]})) == {"seq": 1, "all": [1]}
+    with pytest.raises(TypeError, match="object is unsupported"):
+        codec.pack(object())
