@@ -38,6 +38,11 @@ VERSIONS: dict[str, tuple[Edit, ...]] = {
     "unknown: given up too early": (
         Edit(
             "roles.orchestrator:Orchestrator._overdue",
+            "self.store.now_ns() < self._led_ns + self._worker_ttl_ns",
+            "False",
+        ),
+        Edit(
+            "roles.orchestrator:Orchestrator._overdue",
             "self.store.now_ns() >= since_ns + self._unknown_event_ns",
             "True",
         ),
