@@ -293,6 +293,44 @@ def test_a_bound_that_is_taken_back_counts_from_the_next_snapshot_on() -> None:
     assert rig.read(history.planned, "bank", rig.id(ada)) is None
 
 
+def test_a_bound_that_is_taken_back_counts_for_worlds_that_sleep() -> None:
+    rig = rig_of(hf.Keep(days=30))
+    ada = rig.world()
+    deposits(rig, ada, 60)
+    lead(rig)
+    assert rig.head(ada).floor == 1
+    rig.app = app(None)
+    rig.expire(31 * DAY_S)
+    lead(rig, leader_of(rig, "2"))
+    assert rig.head(ada).floor == 1
+    assert rig.read(history.planned, "bank", rig.id(ada)) is None
+
+
+def test_nothing_is_cut_by_a_bound_that_was_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All are due when the new code begins, and it looks at one world a turn."""
+    monkeypatch.setattr("holdfast.roles.upkeep.SCAN_PAGE", 1)
+    rig = rig_of(hf.Keep(days=30))
+    worlds = [rig.world(name=f"w{n}") for n in range(4)]
+    for one in worlds:
+        deposits(rig, one, 20)
+    lead(rig)
+    rig.app = app(hf.Keep(days=3650))
+    rig.expire(31 * DAY_S)
+    lead(rig, leader_of(rig, "2"))
+    assert [rig.head(one).floor for one in worlds] == [1] * 4
+
+
+def test_a_leader_without_a_world_type_leaves_its_bound_alone() -> None:
+    rig = rig_of(hf.Keep(days=30))
+    ada = rig.world()
+    deposits(rig, ada, 60)
+    planned = rig.read(history.planned, "bank", rig.id(ada))
+    assert planned is not None
+    rig.app = hf.App("bank", worlds=[bank.Audit], events=[bank.Unheard, bank.Seen])
+    lead(rig, leader_of(rig, "2"))
+    assert rig.read(history.planned, "bank", rig.id(ada)) == planned
+
+
 def test_a_deleted_world_is_not_cut() -> None:
     rig = rig_of(hf.Keep(entries=5))
     ada = rig.world()

@@ -102,10 +102,9 @@ class App:
             self._add_world(world, version, bounds.get(world))
 
     @property
-    def histories(self) -> dict[str, Bound]:
-        """How much history worlds keep, by type, where there is a bound."""
-        found = ((name, program.history) for name, program in self.programs.items())
-        return {name: bound for name, bound in found if bound is not None}
+    def histories(self) -> dict[str, Bound | None]:
+        """How much history worlds keep, by type; None for all of it."""
+        return {name: program.history for name, program in self.programs.items()}
 
     # -- the vocabulary of reducers ------------------------------------------------------------
 

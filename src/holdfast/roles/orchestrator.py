@@ -112,12 +112,12 @@ class Orchestrator(Role):
         incarnation: str,
         lease_ttl_s: float = 5.0,
         worker_ttl_s: float = 5.0,
-        histories: Mapping[str, Bound] | None = None,
+        histories: Mapping[str, Bound | None] | None = None,
         deleted_kept_s: float = DELETED_KEPT_NS / S,
         unknown_event_s: float = UNKNOWN_EVENT_S,
         clock: Clock = SYSTEM,
     ) -> None:
-        """`histories` bounds the history of worlds by their type."""
+        """`histories` bounds the history of worlds by their type; None for a type that keeps all of it."""
         super().__init__(store, clock)
         self._upkeep = Upkeep(store, universe, histories or {}, int(deleted_kept_s * S))
         self.universe = universe

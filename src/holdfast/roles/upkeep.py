@@ -1,8 +1,9 @@
 """What whoever leads a universe does about histories: cut those with a bound, erase deleted worlds.
 
 One turn does a bounded amount: a commit that cuts, and a step of an erasure. After taking the lead it
-looks once at every world, a page a turn: a bound that the application has declared since the last
-snapshot of a world, and a world that was deleted by an older release, are noted then.
+looks once at every world, a page a turn: a bound that the application has declared, changed or taken back
+since the last snapshot of a world, and a world that was deleted by an older release, are noted then. Nothing
+is cut before that is over: what was noted by older code may be a bound that holds no longer.
 """
 
 from __future__ import annotations
@@ -26,7 +27,11 @@ LOOK_NS = S
 
 class Upkeep:
     def __init__(
-        self, store: Store, universe: str, histories: Mapping[str, Bound], deleted_kept_ns: int
+        self,
+        store: Store,
+        universe: str,
+        histories: Mapping[str, Bound | None],
+        deleted_kept_ns: int,
     ) -> None:
         self._store = store
         self._universe = universe
@@ -45,15 +50,15 @@ class Upkeep:
 
     def turn(self, lease: Lease) -> bool:
         """A bounded amount of it, under the lease; whether there is more."""
-        surveyed = self._survey(lease)
+        surveying = self._survey(lease)
         now_ns = self._store.now_ns()
         if now_ns < self._look_at_ns:
-            return surveyed
-        more = self._trim(lease)
+            return surveying
+        more = not surveying and self._trim(lease)
         more = self._erase(lease, now_ns) or more
-        if not more:
+        if not (more or surveying):
             self._look_at_ns = now_ns + LOOK_NS
-        return more or surveyed
+        return more or surveying
 
     # -- inside --------------------------------------------------------------------------------
 
@@ -75,11 +80,11 @@ class Upkeep:
     def _is_new(self, txn: Txn, record: WorldRecord) -> bool:
         if record.status is Status.DELETED:
             return not record.deleted_ns and not record.purged
-        bound = self._histories.get(record.type)
-        if bound is None:
-            return False
+        if record.type not in self._histories:
+            return False  # code that is not ours bounds it, or does not
         planned = history.planned(txn, self._universe, record.world_id)
-        return planned is None or planned.bound != bound
+        noted = None if planned is None else planned.bound
+        return noted != self._histories[record.type]
 
     def _note(self, txn: Txn, lease: Lease, world_ids: list[str]) -> None:
         txn.require_live(lease)
