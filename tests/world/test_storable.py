@@ -41,6 +41,10 @@ class Colour(enum.Enum):
     RED = "red"
 
 
+class Unit(enum.StrEnum):
+    EURO = "EUR"
+
+
 class Access(enum.IntFlag):
     READ = 1
 
@@ -114,6 +118,7 @@ KEPT = {
     "nested": dict[str, list[tuple[int, str]]],
     "a mapping": Mapping[str, int],
     "a dict by some words": dict[Literal["a", "b"], int],
+    "a dict by an enum of text": dict[Unit, int],
     "a dict by anything": dict[Any, Any],
     "a dict by text or number": dict[str | int, int],
     "a dict by any object": dict[object, int],

@@ -115,6 +115,8 @@ def _is_text(key: types.Type) -> bool:
         return any(isinstance(value, str) for value in key.values)
     if isinstance(key, types.CustomType):
         return _readable(key.cls) and isinstance("", key.cls)
+    if isinstance(key, types.EnumType):
+        return issubclass(key.cls, str)
     return isinstance(key, types.StrType | types.AnyType)
 
 
