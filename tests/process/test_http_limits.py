@@ -10,6 +10,7 @@ import json
 import resource
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -114,6 +115,35 @@ def test_an_announced_body_reserves_nothing(server: Server, opened: list[socket.
     for _ in range(20):
         assert asked(server, HEALTH) == 200
         assert asked(server, submission()) == 201
+
+
+def test_a_request_that_needs_no_body_has_none(server: Server) -> None:
+    """Those that everybody may make are among them."""
+    for path in ("/healthz", "/readyz", "/v1/tasks"):
+        request = head(BODY_BYTES_MAX).replace(b"POST /v1/tasks", f"GET {path}".encode())
+        with server.connect() as sock:
+            sock.sendall(request)
+            status, body = answer(sock)
+            assert (status, json.loads(body)["code"]) == (400, "bad_request")
+
+
+def test_bodies_whose_end_dribbles_keep_no_other_body_out(
+    server: Server, opened: list[socket.socket]
+) -> None:
+    """17 of them, without their last bytes, are more than all bodies in memory may have."""
+    most = b"a" * (BODY_BYTES_MAX - 1000)
+    for _ in range(17):
+        opened.append(server.connect())
+        with contextlib.suppress(OSError):
+            opened[-1].sendall(head(BODY_BYTES_MAX) + most)
+    request = submission(json.dumps("a" * 500_000))
+    for _ in range(15):
+        time.sleep(0.2)
+        for sock in opened:
+            with contextlib.suppress(OSError):
+                sock.send(b"a")
+    for _ in range(5):
+        assert asked(server, request) == 201
 
 
 @pytest.mark.parametrize(

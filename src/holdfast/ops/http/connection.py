@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from holdfast.errors import HoldfastError
 from holdfast.ops.http.problem import (
+    BadRequest,
     HeadTooLarge,
     Response,
     Stopping,
@@ -110,8 +111,11 @@ class Connection:
         self.busy = False
         self.waits_since_s: float | None = server.loop.time()
         self.proven = False
-        # Bytes of a body that is not whole yet.
+        # Bytes of a body that is not whole yet; those that had arrived at the start of a span of time, and
+        # how many a second came in the span before it.
         self.body_bytes = 0
+        self._span_s, self._span_bytes = 0.0, 0
+        self._rate: float | None = None
         name = writer.get_extra_info("peername")
         self.peer = str(name[0]) if isinstance(name, tuple) else ""
 
@@ -222,6 +226,9 @@ class Connection:
         route, names = find(self._api.routes, request)
         if not route.open:
             guard.require_trust(request)
+        if request.length and route.method == "GET":
+            # Strangers reach some of these: none of their bytes are kept.
+            raise BadRequest(what="body", why="this route takes none", bytes=request.length)
         if self._server.stopping:
             raise Stopping()
         return _Admitted(request, route, names, guard.trusts(request))
@@ -252,11 +259,13 @@ class Connection:
             return b""
         if request.headers.get("expect", "").lower() == "100-continue":
             self._writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        began_s = self._server.loop.time()
+        began_s = self._span_s = self._server.loop.time()
+        self._span_bytes, self._rate = 0, None
         parts: list[bytes] = []
         while self.body_bytes < request.length:
             data = await self._part(began_s, request.length - self.body_bytes)
             parts.append(data)
+            self._measure(self._server.loop.time())
             self.body_bytes += len(data)
             self._server.bodies_bytes += len(data)
             if not self._server.make_room_for_bodies(self):
@@ -277,6 +286,19 @@ class Connection:
         if not data:
             raise asyncio.IncompleteReadError(b"", left)
         return data
+
+    def body_rate(self, now_s: float) -> float | None:
+        """How many bytes a second of its body arrive; None if there is none, or it has just begun."""
+        if not self.body_bytes or self.waits_since_s is None:
+            return None
+        self._measure(now_s)
+        return self._rate
+
+    def _measure(self, now_s: float) -> None:
+        span_s = now_s - self._span_s
+        if span_s >= self._limits.unproven_grace_s:
+            self._rate = (self.body_bytes - self._span_bytes) / span_s
+            self._span_s, self._span_bytes = now_s, self.body_bytes
 
     def release(self) -> None:
         """The bytes of its body are in memory no longer."""

@@ -130,20 +130,18 @@ class HttpServer:
         return await self.loop.run_in_executor(self._parser, fn, *args)
 
     def make_room_for_bodies(self, newest: Connection) -> bool:
-        """Whether all bodies find room. If not, one that does not go on to arrive gives way."""
+        """Whether all bodies find room. If not, the one that arrives most slowly gives way: a client that
+        sends all but the end of a body, and dribbles that, keeps nobody out."""
         while self.bodies_bytes > self.limits.bodies_bytes_max:
-            before_s = self.loop.time() - self.limits.unproven_grace_s
-            stalled = [
-                (connection.waits_since_s, at, connection)
+            now_s = self.loop.time()
+            rates = [
+                (rate, at, connection)
                 for at, connection in enumerate(self._connections.values())
-                if connection is not newest
-                and connection.body_bytes
-                and connection.waits_since_s is not None
-                and connection.waits_since_s < before_s
+                if connection is not newest and (rate := connection.body_rate(now_s)) is not None
             ]
-            if not stalled:
+            if not rates:
                 return False
-            *_, connection = min(stalled)
+            *_, connection = min(rates)
             connection.release()
             connection.drop()
         return True
