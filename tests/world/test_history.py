@@ -12,10 +12,10 @@ from holdfast import codec
 from holdfast.app.handle import WorldHandle
 from holdfast.clock import S
 from holdfast.durable import journal, snapshot
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import Invalid, NotFound, UnknownEvent
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.store import blobs, schema, tuples
-from holdfast.world import history
+from holdfast.world import history, unknown
 from holdfast.world.catalog import subject_of
 from holdfast.world.history import Bound
 from holdfast.world.host import Budgets, SnapshotPolicy
@@ -291,6 +291,34 @@ def test_a_bound_that_is_taken_back_counts_from_the_next_snapshot_on() -> None:
     lead(rig)
     assert rig.head(ada).floor == 1
     assert rig.read(history.planned, "bank", rig.id(ada)) is None
+
+
+def test_a_key_whose_entry_was_removed_is_not_answered_as_handled() -> None:
+    rig = rig_of(hf.Keep(entries=5))
+    ada = rig.world()
+    ada.send(bank.Failing("x"), key="k")
+    deposits(rig, ada, 60)
+    assert ada.send(bank.Failing("x"), key="k").status == "failed"
+    lead(rig)
+    assert rig.head(ada).floor > 1
+    assert len(rig.dead()) == 1
+    assert ada.send(bank.Failing("x"), key="k").status == "removed"
+    with pytest.raises(NotFound):
+        ada.ask(bank.Failing("x"), key="k", timeout=0)
+
+
+def test_an_item_that_was_given_up_is_told_of_when_its_entry_is_removed() -> None:
+    rig = rig_of(hf.Keep(entries=5))
+    ada = rig.world()
+    ada.send(bank.Deposited(1), key="k")
+    deposits(rig, ada, 60)
+    lead(rig)
+    world_id = rig.id(ada)
+    rig.store.transact(unknown.keep, "bank", world_id, 1, "Deposited", 7)
+    with pytest.raises(UnknownEvent):
+        ada.ask(bank.Deposited(1), key="k", timeout=0)
+    rig.store.transact(unknown.redriven, "bank", world_id, 1, rig.head(ada).height)
+    assert ada.ask(bank.Deposited(1), key="k", timeout=0) == 61
 
 
 def test_a_bound_that_is_taken_back_counts_for_worlds_that_sleep() -> None:

@@ -49,7 +49,8 @@ class Delivery(int):
     """The seq of an event in the inbox of its world, and what became of it.
 
     `status` is `accepted` for a new event. For a repeat of a key it tells of the first: `waiting`,
-    `handled`, or `failed` when its handler raised. `waits_for` is the type of the event that the world
+    `handled`, `failed` when its handler raised, or `removed` when its entry went with an old part of the
+    history. `waits_for` is the type of the event that the world
     has stopped before, because no live worker knows it.
     """
 
@@ -246,10 +247,16 @@ class WorldHandle(Generic[W]):
             return None
         lineage = catalog.record(txn, universe, put.world_id).lineage
         height = put.seq + (0 if lineage is None else lineage.forked_at_height)
-        [found] = journals.read(txn, subject, height, height + 1, 1)
-        step = entry.decode(found.body)
-        if step.outcome is not Outcome.UNKNOWN:
-            return step
+        try:
+            [found] = journals.read(txn, subject, height, height + 1, 1)
+        except NotFound:
+            # Its entry was removed. Where it was given up, something else tells of it.
+            if unknown.given_up(txn, universe, put.world_id, put.seq) is None:
+                raise
+        else:
+            step = entry.decode(found.body)
+            if step.outcome is not Outcome.UNKNOWN:
+                return step
         # It was given up. Redriven, it has another number.
         item = unknown.item(txn, universe, put.world_id, put.seq)
         if item.state == "dead":

@@ -3,7 +3,7 @@
     mark      its host knows no such type: the world waits, and is listed by what it needs
     place     a worker that knows the type has it now, or its time is over and the item is given up
     clear     the item is behind the cursor
-    item      what became of an accepted item: it waits, is handled, or is dead
+    item      what became of an accepted item: it waits, is handled, is dead, or its entry was removed
 
 - A world that waits is assigned to no worker, unless it is pinned, and leaves no hint. The orchestrator
   finds it here: by the type that it needs, the one that waits longest first.
@@ -37,7 +37,7 @@ from holdfast.world.program import cause_of
 # Redrives of one item that are followed to find out what became of it.
 REDRIVES_MAX = 1000
 
-State = Literal["waiting", "handled", "failed", "dead"]
+State = Literal["waiting", "handled", "failed", "removed", "dead"]
 
 
 class GivenUp(Record, frozen=True):
@@ -189,13 +189,13 @@ def item(txn: Txn, universe: str, world_id: str, seq: int) -> Item:
 
 
 def _ended(txn: Txn, record: WorldRecord, seq: int) -> State:
-    """How the entry of a number ended. One that was cut off with its journal was handled."""
+    """How the entry of a number ended. `removed`: its journal was cut above it, and nothing tells."""
     height = seq + (0 if record.lineage is None else record.lineage.forked_at_height)
     subject = catalog.subject_of(record.universe, record.world_id)
     try:
         found = journal.read(txn, subject, height, height + 1, 1)
     except NotFound:
-        return "handled"
+        return "removed"
     if found and entry.decode(found[0].body).outcome is Outcome.FAILED:
         return "failed"
     return "handled"
