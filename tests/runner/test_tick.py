@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from holdfast.clock import MS, S
-from holdfast.durable import queue
+from holdfast.durable import item, queue
 from holdfast.errors import (
     Busy,
     ClaimLost,
@@ -19,7 +20,19 @@ from holdfast.errors import (
     Timeout,
 )
 from holdfast.retry import Backoff
-from holdfast.runner import Faults, LogEvent, LogKind, NotRunning, Refused, State, Tick, Work
+from holdfast.runner import (
+    Faults,
+    LogEvent,
+    LogKind,
+    NotRunning,
+    Refused,
+    State,
+    Tick,
+    Work,
+    claims,
+)
+from holdfast.store import blobs, tuples
+from holdfast.store.api import Txn
 from tests.runner.rig import FINE, QUEUE, TIMERS, Crash, Rig, Scripted
 
 MODULES = ("holdfast.runner.runner", "holdfast.runner.claimer", "holdfast.runner.claims")
@@ -35,6 +48,30 @@ def test_a_tick_handles_what_is_there_in_order_and_acknowledges_it(rig: Rig) -> 
     assert rig.runner().tick() == Tick(claimed=3, done=3)
     assert rig.payloads == [b"a", b"b", b"c"]
     assert rig.counts() == queue.Counts(done=3)
+
+
+def test_an_item_that_is_erased_right_after_its_claim_is_left_out(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a purge: its large content is gone when the runner looks for it."""
+    gone, _ = rig.put(b"a" * 10_000, b"b" * 10_000)
+    [held] = [one for one in rig.store.read(_items) if one.blob][:1]
+    read = rig.store.read
+
+    def erased_first(fn: Any, *args: Any) -> Any:
+        if fn is claims.payloads:
+            rig.store.transact(queue.withdraw, QUEUE, gone, True)
+            rig.store.transact(blobs.wipe, held.blob)
+        return read(fn, *args)
+
+    monkeypatch.setattr(rig.store, "read", erased_first)
+    rig.runner().tick()
+    assert rig.payloads == [b"b" * 10_000]
+
+
+def _items(txn: Txn) -> list[item.Item]:
+    prefix = item.keys_of(QUEUE).items
+    return [item.decode(row) for _, row in txn.scan(prefix, tuples.after(prefix), 10)]
 
 
 def test_a_tick_takes_no_more_than_a_batch(rig: Rig) -> None:

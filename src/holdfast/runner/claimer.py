@@ -168,10 +168,11 @@ class Claimer:
 
     def _works(self, taken: list[Claim]) -> deque[Work]:
         if any(claim.blob for claim in taken):
-            payloads = self._store.read(claims.payloads, taken)
+            payloads: list[bytes | None] = self._store.read(claims.payloads, taken)
         else:
             payloads = [claim.payload for claim in taken]
         return deque(
             Work(claim, payload, "timer" if claim.queue == self._timers else "queue", self._extend)
             for claim, payload in zip(taken, payloads, strict=True)
+            if payload is not None
         )

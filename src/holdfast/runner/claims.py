@@ -13,7 +13,7 @@ from holdfast.codec import Record
 from holdfast.config import BATCH_MAX
 from holdfast.durable import queue as queues
 from holdfast.durable.queue import Admission, Budget, Claim, Failure, Then, Token
-from holdfast.errors import ClaimLost
+from holdfast.errors import ClaimLost, NotFound
 from holdfast.store.api import Txn, operation, resolve
 
 
@@ -124,8 +124,18 @@ def lost(txn: Txn, tokens: Sequence[Token]) -> list[bool]:
     return [not queues.holds(txn, token) for token in tokens]
 
 
-def payloads(txn: Txn, claims: Sequence[Claim]) -> list[bytes]:
-    return [queues.payload_of(txn, claim) for claim in claims]
+def payloads(txn: Txn, claims: Sequence[Claim]) -> list[bytes | None]:
+    """What claims are of; None for one that was taken away since, and its content with it (a purge)."""
+    return [_payload(txn, claim) for claim in claims]
+
+
+def _payload(txn: Txn, claim: Claim) -> bytes | None:
+    try:
+        return queues.payload_of(txn, claim)
+    except NotFound:
+        if queues.holds(txn, claim.token):
+            raise
+        return None
 
 
 def _released(txn: Txn, claim: Token) -> bool:
