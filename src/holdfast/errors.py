@@ -138,7 +138,7 @@ class NoReply(HoldfastError):
 
 class UnknownEvent(HoldfastError):
     code = "unknown_event"
-    hint = "this code does not know its type; deploy code that does, then redrive it if it is a dead letter"
+    hint = "no live worker knows its type; deploy code that does, then redrive it if it is a dead letter"
 
 
 class Conflict(HoldfastError):

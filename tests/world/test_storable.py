@@ -233,6 +233,10 @@ def test_an_argument_that_need_not_be_given_and_odd_annotations_are_no_reason_to
         return None
 
     @hf.task
+    def open_ended(*files: typing.IO[str], **options: complex) -> None:
+        return None
+
+    @hf.task
     def never() -> typing.NoReturn:
         raise ValueError
 
@@ -244,7 +248,7 @@ def test_an_argument_that_need_not_be_given_and_odd_annotations_are_no_reason_to
     def plain(call: hf.Call, path: pathlib.Path | None = None) -> None:
         return None
 
-    hf.App("a", tasks=[works, never, untyped], effects=[plain])
+    hf.App("a", tasks=[works, open_ended, never, untyped], effects=[plain])
 
 
 def test_shipped_effects_are_storable() -> None:

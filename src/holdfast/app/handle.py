@@ -101,7 +101,7 @@ class WorldHandle(Generic[W]):
         """Deliver an event and wait for what its handler replies.
 
         The reply is in the event's journal entry, so asking again with the same key gets the same
-        answer, whoever asked first. UnknownEvent when no worker knew the event's type in time; a
+        answer while `keep=` keeps that entry. UnknownEvent when no worker knew the event's type in time; a
         Timeout says by `waits_for` that the world has stopped before an unknown one.
         """
         runtime = self._runtime

@@ -60,9 +60,11 @@ def check_type(what: str, name: str, field: str, hint: Any) -> None:
 def check_function(
     what: str, name: str, signature: inspect.Signature, hints: Mapping[str, Any], returns: Any
 ) -> None:
-    """The same for the arguments and the result of a function. An argument that has a default need not
-    be given, and is left to whoever gives one."""
+    """The same for the arguments and the result of a function. An argument that need not be given (it
+    has a default, or is one of `*args` or `**kwargs`) is checked when a caller gives it."""
     for field, one in signature.parameters.items():
+        if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+            continue
         if one.default is one.empty and field in hints:
             check_type(what, name, field, hints[field])
     check_type(what, name, "return", returns)

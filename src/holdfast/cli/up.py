@@ -29,7 +29,7 @@ from holdfast.cli.http import add_http, guard_of, serving
 from holdfast.cli.stopping import Told
 from holdfast.cli.target import add_options, is_embedded
 from holdfast.clock import SYSTEM, S
-from holdfast.config import TTL_NS_MAX
+from holdfast.config import DEDUPE_RETENTION_NS, TTL_NS_MAX
 from holdfast.errors import Busy, HoldfastError, Invalid
 from holdfast.ops.application import load_app
 from holdfast.ops.http.server import HttpServer
@@ -196,9 +196,13 @@ def opened(
 
 
 def policy_of(args: argparse.Namespace) -> WorkerPolicy:
-    for name in ("lease_s", "stuck_s", "stuck_max", "unknown_event_s"):
-        if not 0 < getattr(args, name) <= TTL_NS_MAX / S:
-            raise Invalid(what=f"--{name.replace('_', '-')}", why="it is out of bounds")
+    bounds = dict.fromkeys(("lease_s", "stuck_s", "stuck_max"), TTL_NS_MAX)
+    # A key must outlive the item that it names, or a retry delivers the item twice.
+    bounds["unknown_event_s"] = DEDUPE_RETENTION_NS
+    for name, max_ns in bounds.items():
+        if not 0 < getattr(args, name) <= max_ns / S:
+            option = f"--{name.replace('_', '-')}"
+            raise Invalid(what=option, why="it is out of bounds", max=max_ns // S)
     usual = WorkerPolicy()
     return WorkerPolicy(
         lease_ttl_s=args.lease_s,
