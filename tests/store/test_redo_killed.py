@@ -236,6 +236,22 @@ def _set_back(path: Path, last: int) -> None:
         lock.write(struct.pack("<Q", last - 1))
 
 
+@pytest.mark.parametrize("commits", [1, 2])
+def test_a_store_that_was_recovered_and_closed_without_a_commit_opens_again(
+    tmp_path: Path, commits: int
+) -> None:
+    """Recovery leaves the same commit on both meta pages, and each page has its own number."""
+    backend = logged(tmp_path)
+    for n in range(commits):
+        put(backend, {b"n": b"%d" % n})
+    redo_of(backend).checkpoint()
+    killed(backend)
+    logged(tmp_path).close()
+    backend = logged(tmp_path)
+    assert rows_of(backend) == {b"n": b"%d" % (commits - 1)}
+    backend.close()
+
+
 @pytest.mark.parametrize("rounds", [1, 2])
 def test_who_is_killed_while_it_removes_the_logs_leaves_a_store_that_opens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rounds: int

@@ -298,8 +298,10 @@ class Recovery:
     def _look(self, fd: int) -> View:
         meta = newest(fd)
         if self._closed is not None and self._closed.meta:
-            # LMDB has no checksums: the log has a copy of the page that all others hang on.
-            if meta != self._closed.meta and read_meta(meta).txn == self._closed.base:
+            # LMDB has no checksums: the log has a copy of the page that all others hang on. Each meta page begins with
+            # its own number, and after a recovery both of them hold the same commit.
+            same = meta[_PGNO.size :] == self._closed.meta[_PGNO.size :]
+            if not same and read_meta(meta).txn == self._closed.base:
                 raise StoreCorrupt(path=str(self._path / DATA), why="its meta page is damaged")
         records: list[tuple[int, bytes]] = []
         if self._base is not None:
