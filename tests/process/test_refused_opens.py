@@ -23,7 +23,8 @@ import pytest
 from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.errors import HoldfastError, NotFound, SchemaMismatch, StoreCorrupt
-from holdfast.store import places, schema
+from holdfast.store import places, redo, schema, writer
+from holdfast.store.address import LOCK, Arguments
 from holdfast.store.backup import restore
 from holdfast.store.copy import TargetTaken
 from holdfast.store.copy import copy as copy_store
@@ -91,6 +92,27 @@ def opens(path: Path) -> None:
 
 def test_a_killed_store_recovers_every_row(home: Path) -> None:
     opens(killed(home))
+
+
+def test_a_store_that_another_writer_makes_meanwhile_is_not_refused(
+    home: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A look without the lock can see half of what another writer writes."""
+    home.mkdir()
+    real = redo._log
+
+    def look(file: Path) -> redo.Header | None:
+        found = real(file)
+        if not (home / LOCK).exists():
+            killed(home)
+        return found
+
+    monkeypatch.setattr(redo, "_log", look)
+    monkeypatch.setattr(writer, "take_lock", lambda path: None)
+    given = Arguments(str(home), True, 0.1, 1 << 20, 1.0)
+    monkeypatch.setattr(writer, "say", lambda line: print(line, flush=True))
+    assert writer.main([msgspec.json.encode(given).decode()]) == 0
+    assert capfd.readouterr().out == "held\n"
 
 
 def test_a_power_cut_before_the_last_checkpoint_recovers_every_row(home: Path) -> None:

@@ -463,7 +463,12 @@ def main(argv: list[str]) -> int:
         prepare(path)
         if not (path / LOCK).exists():
             # A store that is refused gets no lock file either.
-            inspect(path, bootstrap=arguments.bootstrap)
+            try:
+                inspect(path, bootstrap=arguments.bootstrap)
+            except HoldfastError:
+                # Another writer may be making the store meanwhile: whoever has the lock looks again.
+                if not (path / LOCK).exists():
+                    raise
         try:
             lock = take_lock(path)
         except OSError as error:
