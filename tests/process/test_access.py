@@ -14,6 +14,7 @@ import pytest
 from holdfast import store as stores
 from holdfast.errors import Invalid
 from holdfast.store import access
+from holdfast.store.address import LOG
 from holdfast.store.backup import restore
 from tests.process.conftest import LIMITS
 from tests.process.refusals import refused
@@ -189,11 +190,14 @@ WRITES = (
     + """
 from pathlib import Path
 from holdfast.store.engine import Request
+from holdfast.store import access
+from holdfast.store.address import keep_log
 from holdfast.store.writer import Writer, listen, open_engine, take_lock
 path = Path(sys.argv[1])
 lock = take_lock(path)
 backend, engine = open_engine(path, bootstrap=False)
 writer = Writer(path, backend, engine, WriterLimits())
+keep_log(path, access.file_mode(path))
 print("modes", sorted({oct(one.stat().st_mode & 0o777) for one in path.iterdir()}), flush=True)
 writer.close()
 print("done", flush=True)
@@ -216,6 +220,7 @@ def test_the_group_of_a_shared_store_reads_and_writes_it(
             assert other.wait() == 0
         assert store.read(lambda txn: txn.get(("b",))) == b"theirs"
     assert_nobody_is_left(open_home, LIMITS.linger_s)
+    (open_home / LOG).unlink()  # as in a store that was restored
     with python_proc(WRITES, str(open_home), str(NOBODY), ready=None) as other:
         assert other.expect("modes") == "modes ['0o660']"
         other.expect("done")

@@ -57,8 +57,9 @@ def log_file(path: Path, *, create: bool) -> int | None:
     return fd
 
 
-def keep_log(path: Path) -> None:
+def keep_log(path: Path, mode: int) -> None:
     """Write standard error to the log from now on, if it went nowhere so far."""
     if not (path / LOG).exists() and (fd := log_file(path, create=True)) is not None:
+        os.fchmod(fd, mode)
         os.dup2(fd, 2)
         os.close(fd)

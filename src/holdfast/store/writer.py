@@ -478,7 +478,7 @@ def main(argv: list[str]) -> int:
             return 0
         backend, engine = open_engine(path, bootstrap=arguments.bootstrap)
         writer = Writer(path, backend, engine, limits)
-        keep_log(path)
+        keep_log(path, access.file_mode(path))
     except HoldfastError as error:
         say("error " + msgspec.json.encode(to_wire(error)).decode())
         return 1
