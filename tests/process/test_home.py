@@ -241,6 +241,25 @@ def test_a_client_whose_writer_was_killed_does_not_make_the_store_anew(
         assert list(home.iterdir()) == []
 
 
+def test_a_link_that_the_writer_does_not_know_is_looked_at_before_each_answer(
+    tmp_path: Path, limits: WriterLimits, left: Callable[[Path], Path]
+) -> None:
+    """The writer was started by the directory's own path, which goes on to lead to it."""
+    one, other, link = left(tmp_path / "one"), left(tmp_path / "other"), tmp_path / "link"
+    stores.open(other, limits=limits).close()
+    link.symlink_to(one)
+    with stores.open(one, limits=limits) as first, stores.open(link, limits=limits) as store:
+        client = Client(store, "linked")
+        client.start()
+        (tmp_path / "next").symlink_to(other)
+        (tmp_path / "next").replace(link)
+        client.gone.set()
+        assert isinstance(client.end(), StoreReplaced)
+        assert client.late == 0
+        first.transact(lambda txn: txn.put(("first",), b"x"))
+        assert last_of(first, client) == client.acknowledged
+
+
 def test_a_link_that_leads_to_another_store_is_a_replacement(
     tmp_path: Path, limits: WriterLimits, left: Callable[[Path], Path]
 ) -> None:

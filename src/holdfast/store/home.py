@@ -29,25 +29,33 @@ class Home:
     def __init__(self, path: Path, names: Iterable[str] = (DATA, READERS)) -> None:
         """`names` are files of the directory that are open now."""
         self._path = path
+        self._data = str(path / DATA)
         self._files = {str(path / name): _identity(str(path / name)) for name in names}
 
     @property
     def data(self) -> Identity | None:
-        return self._files[str(self._path / DATA)]
+        return self._files[self._data]
 
     def check(self) -> None:
         """Raise what has become of the store, if its path does not lead to it any more."""
-        for file, opened in self._files.items():
-            try:
-                found = _identity(file)
-            except OSError:
-                continue
-            if found == opened:
-                continue
-            name = os.path.basename(file)
-            if name == DATA and found is None:
-                raise StoreGone(what=StoreGone.WHAT, path=str(self._path))
-            raise StoreReplaced(path=str(self._path), file=name)
+        for file in self._files:
+            self._check(file)
+
+    def check_data(self) -> None:
+        """The same by the file with the rows alone."""
+        self._check(self._data)
+
+    def _check(self, file: str) -> None:
+        try:
+            found = _identity(file)
+        except OSError:
+            return
+        if found == self._files[file]:
+            return
+        name = os.path.basename(file)
+        if name == DATA and found is None:
+            raise StoreGone(what=StoreGone.WHAT, path=str(self._path))
+        raise StoreReplaced(path=str(self._path), file=name)
 
 
 def _identity(file: str) -> Identity | None:

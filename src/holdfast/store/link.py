@@ -242,6 +242,18 @@ class Link:
             self._hang_up()
             raise
 
+    def _is_home(self) -> bool:
+        """Whether answers may be handed out. The writer looks at the path that it was started with; ours may be
+        another (a link, a mount of another container), and lead elsewhere by now."""
+        try:
+            if self._home is not None:
+                self._home.check_data()
+        except (StoreGone, StoreReplaced) as error:
+            self._ended = error
+            self._fail_all(error)
+            return False
+        return True
+
     def flush(self, *, look: bool = False) -> None:
         """Send what waits to be sent, unless somebody is at it."""
         while self._outbox and not self._broken:
@@ -360,6 +372,8 @@ class Link:
         self._heard_ns = SYSTEM.mono_ns()
         for body in self._frames.feed(data):
             message = decode_to_client(body)
+            if message.answers and not self._is_home():
+                return
             for answer in message.answers:
                 # It stays among those that wait until it has its answer, whatever interrupts us here.
                 call = self._pending.get(answer.no)
