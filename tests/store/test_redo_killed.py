@@ -19,6 +19,7 @@ import pytest
 from holdfast.config import MAP_BYTES, READERS_MAX
 from holdfast.errors import StoreError, StoreFull
 from holdfast.store import redo
+from holdfast.store.pages import Pages
 from holdfast.store.redo import DATA, FILES, Redo
 from holdfast.store.rows import LmdbBackend
 
@@ -250,6 +251,30 @@ def test_a_store_that_was_recovered_and_closed_without_a_commit_opens_again(
     backend = logged(tmp_path)
     assert rows_of(backend) == {b"n": b"%d" % (commits - 1)}
     backend.close()
+
+
+def test_a_file_without_its_last_unused_pages_is_read_as_a_whole_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = logged(tmp_path)
+    for _ in range(10):
+        # Free pages are used again when no snapshot needs them.
+        put(backend, {b"a": b"1"})
+        redo_of(backend).checkpoint()
+        redo_of(backend)._wait()
+    txn = backend.begin()
+    txn.put_many([(b"c", b"2"), (b"b", bytes(1 << 20))])
+    txn.delete(b"b")
+    txn.commit()
+    backend.close()
+    read: list[object] = []
+    real = Pages.check_all
+    monkeypatch.setattr(Pages, "check_all", lambda pages: (read.append(pages), real(pages))[1])
+    for _ in range(3):
+        backend = logged(tmp_path)
+        assert rows_of(backend) == {b"a": b"1", b"c": b"2"}
+        backend.close()
+    assert len(read) == 1
 
 
 @pytest.mark.parametrize("rounds", [1, 2])

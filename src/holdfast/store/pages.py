@@ -95,7 +95,11 @@ class Pages:
     @property
     def is_whole(self) -> bool:
         """Whether the file is as long as its last page says."""
-        return self._file_bytes >= (self.meta.last + 1) * self._size
+        return self._file_bytes >= self.full_bytes
+
+    @property
+    def full_bytes(self) -> int:
+        return (self.meta.last + 1) * self._size
 
     def get(self, key: bytes) -> bytes | None:
         leaf, at = self._seek(self.meta.main, key)

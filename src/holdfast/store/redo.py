@@ -257,6 +257,8 @@ class Recovery:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        # How long the file should be, if it was found to be shorter.
+        self._full_bytes = 0
         found = [_log(path / name) for name in FILES]
         logs = [header for header in found if header is not None]
         self.found = bool(logs)
@@ -318,11 +320,15 @@ class Recovery:
         if not pages.is_whole:
             # Pages at the end may be unused, and were never written then.
             pages.check_all()
+            self._full_bytes = pages.full_bytes
         pages.check_paths([key for key, _ in changes])
         return View(pages, changes)
 
     def put_back(self) -> None:
         """Make the base the latest commit of LMDB's file again, unless others have it open."""
+        if self._full_bytes:
+            # A hole in the place of pages that are not in use: the next open need not read all the others.
+            _lengthen(self._path / DATA, self._full_bytes)
         if self._base is not None and (self._path / DATA).exists():
             with _alone(self._path, create=True) as alone:
                 if alone:
@@ -514,6 +520,15 @@ def _put_back(path: Path, base: Header, records: list[tuple[int, bytes]]) -> Non
         for n in range(META_COUNT):
             _write(fd, _PGNO.pack(n) + base.meta[_PGNO.size :], n * size)
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _lengthen(file: Path, size: int) -> None:
+    fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        if os.fstat(fd).st_size < size:
+            os.ftruncate(fd, size)
     finally:
         os.close(fd)
 
