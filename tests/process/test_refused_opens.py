@@ -24,7 +24,7 @@ from holdfast import store as stores
 from holdfast.config import MAP_BYTES
 from holdfast.errors import HoldfastError, NotFound, SchemaMismatch, StoreCorrupt
 from holdfast.store import places, redo, schema, writer
-from holdfast.store.address import LOCK, Arguments
+from holdfast.store.address import LOCK, LOG, LOG_BYTES_MAX, Arguments
 from holdfast.store.backup import restore
 from holdfast.store.copy import TargetTaken
 from holdfast.store.copy import copy as copy_store
@@ -319,6 +319,21 @@ def test_damage_is_refused_and_every_file_stays(home: Path, change: str, lock_fi
     for _ in range(2):
         with untouched(home), pytest.raises(StoreCorrupt):
             stores.open(home, limits=LIMITS)
+
+
+def test_a_long_log_of_the_writer_is_cut_by_an_open_that_is_not_refused(home: Path) -> None:
+    killed(home)
+    (home / LOG).write_bytes(b"why it ended\n" * (LOG_BYTES_MAX // 10))
+    header = _log_in_use(home).read_bytes()[:16]
+    with open(_log_in_use(home), "r+b") as log:
+        log.write(b"damaged")
+    with untouched(home), refused(StoreCorrupt):
+        stores.open(home, limits=LIMITS)
+    damaged = next(one for one in home.glob("redo.?") if one.read_bytes().startswith(b"damaged"))
+    with open(damaged, "r+b") as log:
+        log.write(header)
+    opens(home)
+    assert (home / LOG).stat().st_size <= LOG_BYTES_MAX
 
 
 def test_a_store_without_a_marker_is_refused_without_bootstrap(home: Path, tmp_path: Path) -> None:

@@ -49,16 +49,17 @@ def log_file(path: Path, *, create: bool) -> int | None:
     started it. None if there is none."""
     flags = os.O_WRONLY | os.O_CREAT * create | os.O_APPEND | os.O_CLOEXEC
     try:
-        fd = os.open(path / LOG, flags, 0o600)
+        return os.open(path / LOG, flags, 0o600)
     except OSError:
         return None
-    if os.fstat(fd).st_size > LOG_BYTES_MAX:
-        os.ftruncate(fd, 0)
-    return fd
 
 
 def keep_log(path: Path, mode: int) -> None:
-    """Write standard error to the log from now on, if it went nowhere so far."""
+    """Write standard error to the log from now on, if it went nowhere so far. A log that has grown too long begins
+    anew: not before, because a refused open changes no file."""
+    with contextlib.suppress(OSError):
+        if os.stat(path / LOG).st_size > LOG_BYTES_MAX:
+            os.truncate(path / LOG, 0)
     if not (path / LOG).exists() and (fd := log_file(path, create=True)) is not None:
         os.fchmod(fd, mode)
         os.dup2(fd, 2)
