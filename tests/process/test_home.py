@@ -343,7 +343,11 @@ def test_a_commit_whose_directory_goes_before_its_answer_is_not_acknowledged(
         assert sock.recv(65536), "it says welcome"
         request = Request(1, b"client01", engine._backend.last_id(), puts={b"k": b"v"})
         sock.sendall(frame(encode([[request], []])))
-        assert sock.recv(65536) == b"", "it hangs up without an answer"
+        try:
+            answer = sock.recv(65536)
+        except ConnectionResetError:  # it hangs up before it has read everything
+            answer = b""
+        assert answer == b"", "it hangs up without an answer"
     serving.join(TOLD_S)
     os.close(lock)
     assert [type(error).code for error in ended] == ["not_found"]
