@@ -259,6 +259,26 @@ def test_a_commit_that_cuts_removes_a_bounded_number_of_rows_and_is_continued() 
     assert rows_below(rig, ada) == 0
 
 
+def test_a_snapshot_while_rows_are_removed_does_not_end_the_removal() -> None:
+    rig = rig_of(hf.Keep(entries=20))
+    ada = rig.world()
+    deposits(rig, ada, 200, packed=0)
+    assert rig.store.transact(history.trim, "bank", 30)
+    left = rows_below(rig, ada)
+    assert left > 0
+    floor = rig.head(ada).floor
+    for _ in range(3):
+        ada.send(bank.Deposited(1))
+    rig.run(rig.worker(snapshots=SnapshotPolicy(entries=3, keep=2), compacted_per_tick=0))
+    # There is a new snapshot, and none to cut at: the rows that are left are due all the same.
+    assert rig.baseline(ada) == 203
+    assert rows_below(rig, ada) == left
+    lead(rig)
+    assert rows_below(rig, ada) == 0
+    assert rig.head(ada).floor == floor
+    assert ada.state().balance == 203
+
+
 def test_a_journal_is_never_cut_above_its_baseline() -> None:
     rig = rig_of(hf.Keep(entries=1))
     ada = rig.world()

@@ -43,16 +43,16 @@ class Plan(Record, frozen=True):
 
 
 def plan(txn: Txn, universe: str, world_id: str, bound: Bound | None) -> None:
-    """Note when a world's history is to be cut next, or that it has no bound."""
+    """Note when a world's history is to be cut next, or that it has no bound.
+
+    A history that is due stays due: `trim` may have removed a part of the rows. It notes the end itself.
+    """
     was = planned(txn, universe, world_id)
-    now = None if bound is None else Plan(bound, _due_ns(txn, universe, world_id, bound))
-    if now == was:
-        return
-    _unplan(txn, universe, world_id, was)
-    if now is not None:
-        txn.put(_plan_key(universe, world_id), codec.pack(now))
-        if now.due_ns:
-            txn.put(_due_key(universe, now.due_ns, world_id), b"")
+    now = None
+    if bound is not None:
+        due_ns = 0 if was is None or was.due_ns > txn.now_ns else was.due_ns
+        now = Plan(bound, due_ns or _due_ns(txn, universe, world_id, bound))
+    _change(txn, universe, world_id, was, now)
 
 
 def planned(txn: Txn, universe: str, world_id: str) -> Plan | None:
@@ -106,7 +106,8 @@ def _trim(txn: Txn, universe: str, world_id: str, limit: int) -> int:
         floor = journal.head(txn, subject).floor
         gone += snapshot.drop_below(txn, subject, floor - 1, min(limit - gone, BATCH_MAX))
     if gone < limit:
-        plan(txn, universe, world_id, found.bound)
+        now = Plan(found.bound, _due_ns(txn, universe, world_id, found.bound))
+        _change(txn, universe, world_id, found, now)
     return gone
 
 
@@ -124,6 +125,16 @@ def _due(txn: Txn, universe: str, limit: int) -> list[str]:
     prefix = schema.prefix(Space.WORLD, universe, "d")
     rows = txn.scan(prefix, prefix + tuples.pack_int(txn.now_ns + 1), limit)
     return [str(tuples.unpack(key)[-1]) for key, _ in rows]
+
+
+def _change(txn: Txn, universe: str, world_id: str, was: Plan | None, now: Plan | None) -> None:
+    if now == was:
+        return
+    _unplan(txn, universe, world_id, was)
+    if now is not None:
+        txn.put(_plan_key(universe, world_id), codec.pack(now))
+        if now.due_ns:
+            txn.put(_due_key(universe, now.due_ns, world_id), b"")
 
 
 def _unplan(txn: Txn, universe: str, world_id: str, was: Plan | None) -> None:
