@@ -148,12 +148,30 @@ RIGHT: dict[str, Callable[[], Universe]] = {
     "a leader": lambda: led(ACQUIRED),
     "a moody account": moody,
     "a moody account is parked at the end of the cycle": lambda: parked(moody(), 2),
+    "a history is cut within its bound": lambda: trimmed(6, 2),
 }
 
 
 def snapshot_of(state: bytes) -> dict[str, object]:
     saved = {"hash": b"", "at_ns": 0, "bytes": 0, "state": state}
     return {"states": {2: saved}, "baseline": {"height": 2, "hash": b""}}
+
+
+def trimmed(at_s: float, floor: int, *, told_of: bool = True) -> Universe:
+    """Two entries from second 4, cut at a time to begin at a floor; one of them is to be kept, and
+    both for two seconds."""
+    u = told()
+    if told_of:
+        u.did(at_s, "history.trim", {"universe": "u", "limit": 3}, False)
+    kept = u.rows["journals"][SUBJECT]
+    kept["head"] = {**kept["head"], "floor": floor, "below": kept["entries"][floor - 1]["hash"]}
+    for height in range(1, floor):
+        del kept["entries"][height]
+    states = {
+        at: {"hash": b"", "at_ns": 0, "bytes": 0, "state": u.state_bytes(at)} for at in (1, 2)
+    }
+    u.rows["snapshots"][SUBJECT] = {"states": states, "baseline": {"height": 2, "hash": b""}}
+    return u
 
 
 # As the configuration of these histories says.
@@ -280,6 +298,33 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
         "the baseline's snapshot is gone",
         lambda: told().audit(
             "snapshots", SUBJECT, to={"states": {}, "baseline": {"height": 2, "hash": b""}}
+        ),
+    ),
+    (
+        "J4",
+        "a journal begins where there is no state",
+        lambda: trimmed(6, 2).audit("snapshots", SUBJECT, "states", 1),
+    ),
+    ("J4", "a journal was cut above its bound", lambda: trimmed(7, 3).audit()),
+    ("J4", "a journal was cut before its time", lambda: trimmed(5.9, 2).audit()),
+    ("J4", "a journal was cut by nothing", lambda: trimmed(6, 2, told_of=False).audit()),
+    (
+        "J4",
+        "a journal was cut above its baseline",
+        lambda: trimmed(6, 3).audit("snapshots", SUBJECT, "baseline", "height", to=1),
+    ),
+    (
+        "J2",
+        "a journal was swept above its floor",
+        lambda: trimmed(6, 2).audit(*JOURNAL, "entries", 2),
+    ),
+    (
+        "L7",
+        "a history was cut by a leader that leads no more",
+        lambda: (
+            told()
+            .did(5, "authority.acquire", authority("l"), leading("l", 1), actor="l")
+            .did(17, "_cut", {"lease": leading("l", 1)}, actor="l")
         ),
     ),
     (

@@ -68,6 +68,12 @@ SAMPLE = (
     "unknown: given up by any host",
     "unknown: a key that waits answered as handled",
     "unknown: stopped, and listed nowhere",
+    "history: cut above the baseline",
+    "history: cut above its bound",
+    "history: cut before its time",
+    "history: rows swept above the floor",
+    "history: a cut in parts forgotten",
+    "history: cut without the leader's lease",
 )
 SAMPLE_SEEDS = 150
 

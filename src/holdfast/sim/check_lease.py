@@ -26,7 +26,9 @@ LEASE_MOVES = {
 }
 # What a holder deletes needs its lease just as what it writes.
 ENDS = ("lease.release", "lease.force_release", "lease.evict", "lease.burn")
-SWEEPS = frozenset({"truncate_journal", "compact_journal", "prune_snapshots", "compact"})
+SWEEPS = frozenset(
+    {"truncate_journal", "compact_journal", "prune_snapshots", "compact", "_cut", "_guarded"}
+)
 # What is about a lease is no write under it.
 ABOUT = ("lease.", "authority.")
 

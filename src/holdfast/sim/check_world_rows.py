@@ -125,14 +125,21 @@ class Comparison:
             return
         if head["height"] != world.height:
             self._bad("J2", f"{subject}: the head is {head['height']}, not {world.height}")
-        if sorted(entries) != list(range(head["floor"], head["height"] + 1)) or doubled:
+        # Below the floor rows are on their way out. What is left of them is what was committed.
+        floor = head["floor"]
+        above = sorted(height for height in entries if height >= floor)
+        if above != list(range(floor, head["height"] + 1)) or doubled:
             self._bad("J2", f"{subject}: heights {sorted(entries)}, twice {doubled}")
             return
         last = head["below"]
+        if floor - 1 in entries and entries[floor - 1]["hash"] != last:
+            self._bad("J2", f"{subject}: the floor {floor} stands on another entry")
         for height, entry in sorted(entries.items()):
             body, at = rows.body(entry), height - world.base - 1
             if not 0 <= at < len(world.bodies) or world.bodies[at] != body:
                 self._bad("J2", f"{subject}: entry {height} is not what was committed")
+            if height < floor:
+                continue
             last = _link(last, height, entry)
             if last != entry["hash"]:
                 self._bad("J2", f"{subject}: the chain is broken at {height}")
@@ -154,6 +161,23 @@ class Comparison:
             self._bad("J4", f"{subject}: the baseline {baseline['height']} is gone")
         if floor > 1 and (baseline is None or floor > baseline["height"] + 1):
             self._bad("J4", f"{subject}: cut off at {floor}, baseline {baseline}")
+        if floor > 1 and floor - 1 not in saved:
+            self._bad("J4", f"{subject}: cut off at {floor}, and no state to begin with")
+        self._bound(subject, world, floor)
+
+    def _bound(self, subject: str, world: World, floor: int) -> None:
+        """A journal begins where it began, or above what its bound lets go of."""
+        keep, cut = self.model.keep, floor - world.base - 1
+        if keep is None or not 0 < cut <= len(world.times):
+            return
+        if not keep or world.trimmed is None:
+            self._bad("J4", f"{subject}: cut off at {floor}, and nothing says so")
+            return
+        height, now_ns = world.trimmed
+        if floor - 1 > height - keep["entries"]:
+            self._bad("J4", f"{subject}: cut off at {floor} when it was at {height}")
+        if world.times[cut - 1] > now_ns - keep["ns"]:
+            self._bad("J4", f"{subject}: cut off at {floor}, which was too young")
 
     def _hint(self, subject: str, world: World, record: Plain, found: Plain, rows: Rows) -> None:
         """A world that has work is hinted to whoever looks for it: its worker, or the leader."""

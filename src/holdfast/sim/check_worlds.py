@@ -34,6 +34,7 @@ class _Replay:
         self._retention_ns = config.get("retention_ns", 0)
         self.model.crowded = config.get("crowded", False)
         self._unknown_ns = config.get("unknown_ns", 0)
+        self.model.keep = config.get("keep")
 
     def step(self, event: Event) -> None:
         if event.op == "audit":
@@ -195,6 +196,7 @@ class _Replay:
                 text = f"{subject}: entry {height} has {what} {was!r}, the model {right!r}"
                 self._bad("J3", text, event)
         world.bodies.append(body)
+        world.times.append(event.at_ns)
         world.steps.append(step)
         world.states.append(should.state)
         world.wants.append(should.wants)
@@ -247,6 +249,12 @@ class _Replay:
             if known:
                 return
         intents.want(subject, want)
+
+    def _trimmed(self, event: Event) -> None:
+        """Histories were cut: by no more than what was too much and too old by then."""
+        for subject, world in self.model.worlds.items():
+            if subject.startswith(f"{event.args['universe']}/"):
+                world.trimmed = (world.height, event.at_ns)
 
     def _redrive(self, event: Event) -> None:
         if event.args["queue"].endswith(FAILURES):
@@ -465,6 +473,7 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "ingress.deliver": _Replay._deliver,
     "ingress.deliver_many": _Replay._deliver_many,
     "commit": _Replay._commit,
+    "history.trim": _Replay._trimmed,
     "queue.redrive": _Replay._redrive,
     "firing.fire_due": _Replay._fired,
     "claims.take": _Replay._taken,

@@ -24,6 +24,7 @@ class World:
     base: int = 0
     forked: bool = False
     bodies: list[bytes] = field(default_factory=list)
+    times: list[int] = field(default_factory=list)  # when each entry was committed
     steps: list[Plain] = field(default_factory=list)
     # What each entry wanted.
     wants: list[list[Want]] = field(default_factory=list)
@@ -52,6 +53,9 @@ class World:
     stopped_ns: dict[int, int] = field(default_factory=dict)
     missed_ns: dict[str, int] = field(default_factory=dict)
 
+    # Where it was, and when, as histories were cut the last time.
+    trimmed: tuple[int, int] | None = None
+
     @property
     def height(self) -> int:
         return self.base + len(self.bodies)
@@ -75,6 +79,8 @@ class Model:
     granted_ns: dict[str, int] = field(default_factory=dict)
     # Whether inboxes are full at times.
     crowded: bool = False
+    # What histories keep, `entries` and `ns`; empty: all; None: that is not known.
+    keep: Plain | None = None
     # Deleted worlds: the last number that their inboxes gave.
     closed: dict[str, int] = field(default_factory=dict)
     # Messages to other stores, by intent: where they were accepted.

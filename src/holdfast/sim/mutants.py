@@ -13,7 +13,7 @@ from holdfast.sim.mutants_carrying import CARRYING
 from holdfast.sim.mutants_effects import EFFECTS
 from holdfast.sim.mutants_ledger import LEDGER
 from holdfast.sim.mutants_tasks import TASKS
-from holdfast.sim.mutants_worlds import VERSIONS, WORLDS
+from holdfast.sim.mutants_worlds import HISTORIES, VERSIONS, WORLDS
 from holdfast.sim.settings import HAS_LEDGER, Settings, Workload
 
 _guard = "store.txn:check_guard"
@@ -251,6 +251,8 @@ def concerns(name: str, settings: Settings) -> bool:
         return settings.household
     if name in VERSIONS:
         return settings.versions
+    if name in HISTORIES:
+        return settings.keep is not None
     if name in EFFECTS:
         return workload == Workload.EFFECTS
     if name in WORLDS:

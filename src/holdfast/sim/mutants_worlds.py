@@ -70,8 +70,43 @@ VERSIONS: dict[str, tuple[Edit, ...]] = {
     ),
 }
 
+_trim = "world.history:_trim"
+
+# In runs with a bound on histories.
+HISTORIES: dict[str, tuple[Edit, ...]] = {
+    "history: cut above the baseline": (
+        Edit(_trim, "journal.cut(txn, subject, to)", "journal.cut(txn, subject, head.height)"),
+        Edit("durable.journal:cut", "height > was.checkpoint", "False"),
+    ),
+    "history: cut above its bound": (
+        Edit(_trim, "head.height - found.bound.entries", "head.height"),
+    ),
+    "history: cut before its time": (
+        Edit(_trim, "txn.now_ns - found.bound.ns + 1", "1 << 62"),
+        Edit("world.history:_due_ns", "lowest[1] + bound.ns", "lowest[1]"),
+    ),
+    "history: cut where there is no state": (
+        Edit(_trim, "journal.cut(txn, subject, to)", "journal.cut(txn, subject, to - 1)"),
+    ),
+    "history: the floor's state dropped": (Edit(_trim, "floor - 1, min(", "floor, min("),),
+    "history: rows swept above the floor": (
+        Edit(
+            "durable.journal:sweep",
+            "floor = head(txn, subject).floor",
+            "floor = head(txn, subject).floor + 1",
+        ),
+    ),
+    "history: a cut in parts forgotten": (
+        Edit("world.history:plan", "due_ns or _due_ns(", "_due_ns("),
+    ),
+    "history: cut without the leader's lease": (
+        Edit("roles.upkeep:Upkeep._cut", "txn.require_live(lease)", "pass"),
+    ),
+}
+
 WORLDS: dict[str, tuple[Edit, ...]] = {
     **VERSIONS,
+    **HISTORIES,
     # the cycle
     "host: lease not checked": (Edit(_check, "txn.require_live(cycle.lease)", "pass"),),
     "host: cursor not moved": (

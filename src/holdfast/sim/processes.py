@@ -116,6 +116,7 @@ class Leading(RoleProcess):
             incarnation=life.incarnation,
             lease_ttl_s=self.ttl_s,
             worker_ttl_s=self.ttl_s,
+            histories=self.app.histories,
             unknown_event_s=self.unknown_event_s,
             clock=life.clock,
         )

@@ -53,6 +53,11 @@ COARSE: dict[str, dict[str, float]] = {
     "roles.carrying": {"MISTAKEN_S": 0.3},
 }
 CROWDED = {"world.ingress": {"INBOX_DEPTH_MAX": 4}, "world.fabric": {"INBOX_DEPTH_MAX": 4}}
+# Histories are cut, and worlds erased, a few rows in a commit, and it is looked often whether one is due.
+SHORT_HISTORY: dict[str, dict[str, float]] = {
+    "roles.upkeep": {"ERASED_PER_COMMIT": 3, "LOOK_NS": 100 * MS},
+    "world.purge": {"ERASED_PER_COMMIT": 3},
+}
 # Checkpoints of a few tasks a chunk, by makers that are soon taken for dead.
 SHORT_TASKS = {"tasks.checkpoint": {"CHUNK_TASKS": 4, "STALLED_NS": 200 * MS}}
 SHORT_LEDGER = {
@@ -193,6 +198,13 @@ class Simulation:
             for world_id, record in found["records"].items()
             if record["status"] == "deleted" or universe == UNATTENDED
         }
+        # Worlds whose histories have a bound.
+        kept = {
+            f"{universe}/{world_id}"
+            for universe, found in rows["worlds"].items()
+            for world_id in found["records"]
+            if self.settings.keep is not None
+        } - deleted
         return [
             *(
                 f"{name}/{seq}"
@@ -205,6 +217,12 @@ class Simulation:
                 for name, box in rows["inboxes"].items()
                 if name not in deleted
                 for seq in box["rows"]
+            ),
+            *(
+                f"{name} is cut and not swept"
+                for name, journal in rows["journals"].items()
+                if name in kept
+                and min(journal["entries"], default=1 << 62) < journal["head"]["floor"]
             ),
             *(
                 f"{universe}/task {seq}"
@@ -255,6 +273,8 @@ def _short_memory(settings: Settings) -> Iterator[None]:
         wanted = {**wanted, **SHORT_LEDGER}
     if settings.workload == Workload.TASKS:
         wanted = {**wanted, **SHORT_TASKS}
+    if settings.keep is not None:
+        wanted = {**wanted, **SHORT_HISTORY}
     if settings.crowded:
         wanted = {**wanted, **CROWDED}
     genuine = []

@@ -82,7 +82,7 @@ class AccountHosting(Hosting):
     def role(self, life: Life) -> Role:
         if life.settings.versions:
             back = self.name != "world0" and life.tape.chance(EARLIER_MILLE)
-            self.app = world_app.earlier if back else app
+            self.app = world_app.version(life.settings.keep, back=back)
             life.note("code", unknown=list(world_app.LATER if back else ()))
 
         def strike() -> None:
@@ -110,16 +110,17 @@ def worlds(settings: Settings) -> list[Actor]:
         "expiries_max": settings.expiries_max,
         "idle_sleep_max_ms": IDLE_MS,
     }
+    code = world_app.version(settings.keep)
     hosts: list[Actor] = [
-        AccountHosting(f"world{n}", app, POLICY) for n in range(settings.world_workers)
+        AccountHosting(f"world{n}", code, POLICY) for n in range(settings.world_workers)
     ]
     if settings.household:
-        hosting = AccountHosting("world0", app, HOUSEHOLD_POLICY)
-        hosts[0] = Household(hosting, app, outside.adapters, changes)
+        hosting = AccountHosting("world0", code, HOUSEHOLD_POLICY)
+        hosts[0] = Household(hosting, code, outside.adapters, changes)
     return [
         *hosts,
         *(
-            Leading(f"leader{n}", app, LEADER_TTL_S, UNKNOWN_NS / S)
+            Leading(f"leader{n}", code, LEADER_TTL_S, UNKNOWN_NS / S)
             for n in range(settings.orchestrators)
         ),
         *(

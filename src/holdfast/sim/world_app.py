@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import lru_cache
 
 import msgspec
 
@@ -20,6 +21,7 @@ from holdfast.app.declare import Call, Event, Receipt, World, effect, on
 from holdfast.app.shipped.fabric import FabricSendReceipt, sent
 from holdfast.sim.settings import ATTEMPTS
 from holdfast.world.context import Context
+from holdfast.world.history import Bound
 
 UNIVERSE = "u"
 # Another universe, in which nobody works: what is sent there stays in its inboxes.
@@ -311,7 +313,15 @@ def _without(app: App, *events: str) -> App:
 app = _made()
 # The version before. `check_worlds` is told which worker runs it.
 LATER = ("Renewed",)
-earlier = _without(_made(), *LATER)
+
+
+@lru_cache(maxsize=16)
+def version(keep: tuple[int, int] | None, *, back: bool = False) -> App:
+    """The app with a bound on the histories of its accounts (entries, ns), or without; or the version
+    before."""
+    made = _without(_made(), *LATER) if back else _made()
+    made.programs["Account"].history = None if keep is None else Bound(*keep)
+    return made
 
 
 class Outside:
