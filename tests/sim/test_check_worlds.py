@@ -149,6 +149,8 @@ RIGHT: dict[str, Callable[[], Universe]] = {
     "a moody account": moody,
     "a moody account is parked at the end of the cycle": lambda: parked(moody(), 2),
     "a history is cut within its bound": lambda: trimmed(6, 2),
+    "a purged account is erased": lambda: erased(purged()),
+    "a deleted account is erased after its time": lambda: erased(deleted(41)),
 }
 
 
@@ -172,6 +174,26 @@ def trimmed(at_s: float, floor: int, *, told_of: bool = True) -> Universe:
     }
     u.rows["snapshots"][SUBJECT] = {"states": states, "baseline": {"height": 2, "hash": b""}}
     return u
+
+
+def purged(*, force: bool = True) -> Universe:
+    args = {"universe": "u", "world_id": W, "head": 2, "force": force}
+    return told().did(6, "purge.begin", args, record(W, status="deleted"), actor="keeper")
+
+
+def erased(u: Universe, *left: str) -> Universe:
+    """Its rows are gone, but for some."""
+    for space in {"journals", "inboxes", "snapshots"} - {*left}:
+        u.rows[space] = {}
+    catalog = u.rows["worlds"]["u"]
+    catalog["records"], catalog["names"], catalog["counts"], catalog["hints"] = {}, {}, {}, []
+    return u
+
+
+def deleted(at_s: float) -> Universe:
+    """It was deleted, by which its host is fenced; its rows stay for nine seconds."""
+    args = {"universe": "u", "world_id": W, "event": "delete"}
+    return told().did(at_s, "catalog.change", args, record(W, status="deleted"), actor="keeper")
 
 
 # As the configuration of these histories says.
@@ -312,6 +334,32 @@ WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
         "J4",
         "a journal was cut above its baseline",
         lambda: trimmed(6, 3).audit("snapshots", SUBJECT, "baseline", "height", to=1),
+    ),
+    (
+        "A1",
+        "a purged world goes on",
+        lambda: purged().cycle(7, paid("p3", 1)),
+    ),
+    (
+        "L3",
+        "the host of a purged world is not fenced",
+        lambda: purged().cycle(7, paid("p3", 1)),
+    ),
+    (
+        "A1",
+        "a world was purged, and not deleted",
+        lambda: told().did(
+            6, "purge.begin", {"universe": "u", "world_id": W, "force": True}, record(W)
+        ),
+    ),
+    ("L7", "a held world was purged without force", lambda: purged(force=False)),
+    ("S4", "a purged world left its journal", lambda: erased(purged(), "journals").audit()),
+    ("J2", "a world is gone that is not deleted", lambda: erased(told()).audit()),
+    ("J2", "a deleted world is gone before its time", lambda: erased(deleted(42)).audit()),
+    (
+        "I1",
+        "the inbox of a deleted world is gone before its time",
+        lambda: deleted(42).audit(*BOX, "rows", 3),
     ),
     (
         "J2",

@@ -74,6 +74,11 @@ SAMPLE = (
     "history: rows swept above the floor",
     "history: a cut in parts forgotten",
     "history: cut without the leader's lease",
+    "purge: not fenced",
+    "purge: a held world, without force",
+    "purge: rows left behind",
+    "erase: before its time",
+    "erase: without the leader's lease",
 )
 SAMPLE_SEEDS = 150
 

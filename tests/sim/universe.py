@@ -21,7 +21,7 @@ Plain = dict[str, Any]
 W = "w1"
 SUBJECT = f"u/{W}"
 CONFIG = {"budgets": {}, "retention_ns": 10 * S, "progress_ns": S, "rest_ns": 0, "stuck_max": 3,
-          "unknown_ns": 2 * S, "keep": {"entries": 1, "ns": 2 * S}}  # fmt: skip
+          "unknown_ns": 2 * S, "keep": {"entries": 1, "ns": 2 * S}, "deleted_ns": 9 * S}  # fmt: skip
 GENESIS = bytes(32)
 
 pack = msgspec.msgpack.encode

@@ -147,6 +147,11 @@ def leaves(want: Want) -> bool:
     return _decode(want.params)[0] is not None
 
 
+def target_of(want: Want) -> str:
+    """The name of the account that mail goes to."""
+    return str(_decode(want.params)[1][1])
+
+
 def slot_of(want: Want) -> str | None:
     """The slot that a timer is set in, or that is emptied; None for anything else."""
     if want.kind == "timer.set":

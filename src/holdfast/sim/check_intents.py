@@ -43,11 +43,17 @@ class Compared:
         self._fired: Counter[Place] = Counter()
         self._receipts: dict[Place, list[Plain]] = {}
         self._deleted: set[str] = set()
+        # Worlds whose rows may be gone, by subject and by name.
+        self._erased: set[str] = set()
         self._pending: set[bytes] = set()
         self._slots: Counter[bytes] = Counter()
 
     def found(self) -> list[Violation]:
         universes = self.event.value.get("worlds", {})
+        for subject, world in self.model.worlds.items():
+            if world.erasable(self.event.at_ns):
+                self._deleted.add(subject)
+                self._erased |= {subject, world.name}
         for universe, found in universes.items():
             rows = Rows(universe, self.event.value)
             for world_id, record in found["records"].items():
@@ -160,6 +166,11 @@ class Compared:
             self._sent_abroad(subject, want, receipts)
             return
         places = self._queued[want.hash] + self._mail[want.hash]
+        if not self._mail[want.hash] and {subject, check_app.target_of(want)} & self._erased:
+            # It went with the world that sent it, or unread with the one that got it.
+            if places > 1 or receipts > 1:
+                self._bad("F1", f"{subject}: mail is in {places} places, receipts {receipts}")
+            return
         if places != 1:
             self._bad("F1", f"{subject}: mail is in {places} places")
         elif receipts > 1 or (receipts != self._mail[want.hash] and subject not in self._deleted):
@@ -229,7 +240,7 @@ class Compared:
             for receipt in receipts:
                 self._says(subject, hash, receipt)
         for (subject, hash), code in intents.owed.items():
-            if len(self._receipts.get((subject, hash), ())) != 1:
+            if subject not in self._erased and len(self._receipts.get((subject, hash), ())) != 1:
                 self._bad(self._line(subject), f"{subject}: it was not told of {code} once")
         for hash in intents.cancelled:
             if self._queued[hash] and intents.wants[hash][0] not in self._deleted:

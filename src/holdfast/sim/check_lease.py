@@ -197,6 +197,7 @@ def check_l7(history: History) -> Iterator[Violation]:
     """What a holder deletes obeys L3. (Claims, the other token, are judged in check_queue.)"""
     for life in _lives(history):
         yield from _guarded(life, "L7", lambda op: op in SWEEPS)
+        yield from _purged(life)
 
 
 def check_l8(history: History) -> Iterator[Violation]:
@@ -280,6 +281,17 @@ def _guarded(life: list[Event], number: str, wanted: Callable[[str], bool]) -> I
                 yield Violation(number, f"{event.op} under a fence that is not current", event)
             elif event.at_ns >= model.expires_ns:
                 yield Violation(number, f"{event.op} after the lease expired", event)
+        models.step(event)
+
+
+def _purged(life: list[Event]) -> Iterator[Violation]:
+    """A world that a worker holds is purged by force alone."""
+    models = Models()
+    for event in life:
+        if event.op == "purge.begin" and event.applied and not event.args["force"]:
+            resource = f"{event.args['universe']}/{event.args['world_id']}"
+            if models[resource].live(event.at_ns):
+                yield Violation("L7", f"{resource}: purged while it is held", event)
         models.step(event)
 
 

@@ -62,13 +62,26 @@ class Comparison:
                 world = self.model.world(subject)
                 world.name = record["name"]
                 self._lineage(subject, world, record)
+                if world.erasable(self.event.at_ns):
+                    continue
                 self._inbox(subject, world, rows)
                 self._journal(subject, world, rows)
                 self._snapshots(subject, world, rows)
                 self._hint(subject, world, record, found, rows)
+            self._erased(universe, found, rows)
             self._authority(universe, rows)
             self._indexes(universe, found)
             self._failures(universe, rows)
+
+    def _erased(self, universe: str, found: Plain, rows: Rows) -> None:
+        """The record of a world goes last, after all of its rows, and not before its time."""
+        for subject, world in self.model.worlds.items():
+            mine = subject.startswith(f"{universe}/") and world.world_id not in found["records"]
+            if mine and world.erasable(self.event.at_ns):
+                if left := rows.left(subject, world.world_id, found):
+                    self._bad("S4", f"{subject}: erased, and left: {left}")
+            elif mine and world.bodies:
+                self._bad("J2", f"{subject}: {world.height} entries, and the world is gone")
 
     def _lineage(self, subject: str, world: World, record: Plain) -> None:
         if (record["lineage"] is not None) != world.forked:
@@ -233,7 +246,7 @@ class Comparison:
         failed = Counter(
             (subject, step["seq"])
             for subject, world in self.model.worlds.items()
-            if subject.startswith(f"{universe}/")
+            if subject.startswith(f"{universe}/") and not world.erasable(self.event.at_ns)
             for step in world.steps
             if step["outcome"] in ("failed", "unknown")
         )
@@ -241,6 +254,7 @@ class Comparison:
             n: letter
             for n, letter in self.model.letters.items()
             if letter[0].startswith(f"{universe}/")
+            and not self.model.world(letter[0]).erasable(self.event.at_ns)
         }
         posted = Counter(
             (subject, seq)
@@ -276,6 +290,19 @@ class Rows:
     def snapshots(self, subject: str) -> tuple[dict[int, Plain], Plain | None]:
         found = self._value["snapshots"].get(subject, {"states": {}, "baseline": None})
         return found["states"], found["baseline"]
+
+    def left(self, subject: str, world_id: str, found: Plain) -> list[str]:
+        """Which rows there are of a world, its record aside."""
+        spaces = ("journals", "inboxes", "snapshots", "leases")
+        return [
+            *(space for space in spaces if self._value[space].get(subject)),
+            *("slots" for row in found.get("slots", ()) if row["world_id"] == world_id),
+            *(
+                "pending"
+                for row in found.get("pending", {}).values()
+                if row["world_id"] == world_id
+            ),
+        ]
 
     def lease(self, resource: str) -> Plain:
         found: Plain = self._value["leases"].get(resource, {"state": "free", "epoch": 0})

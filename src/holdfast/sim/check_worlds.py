@@ -35,6 +35,7 @@ class _Replay:
         self.model.crowded = config.get("crowded", False)
         self._unknown_ns = config.get("unknown_ns", 0)
         self.model.keep = config.get("keep")
+        self._deleted_ns = config.get("deleted_ns", 1 << 62)
 
     def step(self, event: Event) -> None:
         if event.op == "audit":
@@ -383,6 +384,16 @@ class _Replay:
             world.held = False
         if change == "delete":
             world.worker = None
+            world.erased_ns = event.at_ns + self._deleted_ns
+
+    def _purge(self, event: Event) -> None:
+        """A world is deleted and fenced in one commit, and erased from then on."""
+        world = self._world(_subject(event))
+        if event.value["status"] != "deleted":
+            self._bad("A1", f"{_subject(event)}: purged, and {event.value['status']}", event)
+        world.status, world.worker, world.held = "deleted", None, False
+        world.erased_ns = event.at_ns
+        self._forgive(world)
 
     def _park(self, event: Event) -> None:
         """The store is sound, and all reducers but one do the same again: that one is parked."""
@@ -488,6 +499,7 @@ _STEPS: dict[str, Callable[[_Replay, Event], None]] = {
     "catalog.assign": _Replay._assign,
     "catalog.unassign": _Replay._unassign,
     "catalog.change": _Replay._change,
+    "purge.begin": _Replay._purge,
     "fork": _Replay._fork,
     "plant": _Replay._fork,
 }

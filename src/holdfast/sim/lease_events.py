@@ -163,6 +163,7 @@ _TOLD: dict[str, Callable[[Event], Iterator[Event]]] = {
     "tenure.acquire": _acquired,
     "tenure.park": _changed,
     "catalog.change": _changed,
+    "purge.begin": _changed,
     "authority.acquire": _led,
     "authority.renew": _led_on,
     "authority.release": _stepped_down,

@@ -53,6 +53,8 @@ class World:
     stopped_ns: dict[int, int] = field(default_factory=dict)
     missed_ns: dict[str, int] = field(default_factory=dict)
 
+    # From when on its rows may go: it is deleted, or purged.
+    erased_ns: int | None = None
     # Where it was, and when, as histories were cut the last time.
     trimmed: tuple[int, int] | None = None
 
@@ -63,6 +65,10 @@ class World:
     @property
     def cursor(self) -> int:
         return len(self.bodies)
+
+    def erasable(self, now_ns: int) -> bool:
+        """Whether its rows may be gone, or some of them."""
+        return self.erased_ns is not None and now_ns >= self.erased_ns
 
     def state_at(self, height: int) -> Plain | None:
         at = height - self.base

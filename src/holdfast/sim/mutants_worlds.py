@@ -99,6 +99,33 @@ HISTORIES: dict[str, tuple[Edit, ...]] = {
     "history: a cut in parts forgotten": (
         Edit("world.history:plan", "due_ns or _due_ns(", "_due_ns("),
     ),
+    "purge: not fenced": (
+        Edit(
+            "world.purge:begin",
+            "record = catalog.change.fn(txn, universe, world_id, Event.DELETE)",
+            "pass",
+        ),
+        Edit("world.purge:erase", "record.status is not Status.DELETED", "False"),
+    ),
+    "purge: a held world, without force": (
+        Edit("world.purge:begin", "if not force:", "if False:"),
+    ),
+    "purge: the record first": (
+        Edit(
+            "world.purge:erase",
+            "head = journal.head(txn, subject)",
+            "head = journal.head(txn, subject)\n    catalog.remove(txn, record)",
+        ),
+    ),
+    "purge: rows left behind": (
+        Edit("world.purge:erase", "and _erase_timers(txn, universe, world_id, limit)", ""),
+    ),
+    "erase: before its time": (
+        Edit("roles.upkeep:Upkeep._erase", "now_ns - self._deleted_kept_ns", "now_ns"),
+    ),
+    "erase: without the leader's lease": (
+        Edit("world.purge:_guarded", "txn.require_live(guard)", "pass"),
+    ),
     "history: cut without the leader's lease": (
         Edit("roles.upkeep:Upkeep._cut", "txn.require_live(lease)", "pass"),
     ),

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
 from holdfast.app.app import App
-from holdfast.clock import MS
-from holdfast.config import UNKNOWN_EVENT_S
+from holdfast.clock import MS, S
+from holdfast.config import DELETED_KEPT_NS, UNKNOWN_EVENT_S
 from holdfast.durable.lease import Lease
 from holdfast.durable.queue import topic
 from holdfast.errors import CommitUnknown, HoldfastError, StoreReplaced
@@ -102,11 +102,17 @@ class Leading(RoleProcess):
     """An orchestrator, or one that stands by."""
 
     def __init__(
-        self, name: str, app: App, ttl_s: float, unknown_event_s: float = UNKNOWN_EVENT_S
+        self,
+        name: str,
+        app: App,
+        ttl_s: float,
+        unknown_event_s: float = UNKNOWN_EVENT_S,
+        deleted_kept_s: float = DELETED_KEPT_NS / S,
     ) -> None:
         super().__init__(name, app)
         self.ttl_s = ttl_s
         self.unknown_event_s = unknown_event_s
+        self.deleted_kept_s = deleted_kept_s
 
     def role(self, life: Life) -> Role:
         role = Orchestrator(
@@ -117,6 +123,7 @@ class Leading(RoleProcess):
             lease_ttl_s=self.ttl_s,
             worker_ttl_s=self.ttl_s,
             histories=self.app.histories,
+            deleted_kept_s=self.deleted_kept_s,
             unknown_event_s=self.unknown_event_s,
             clock=life.clock,
         )

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from typing import Any
 
 from holdfast.clock import S
+from holdfast.config import DELETED_KEPT_NS
 from holdfast.sim import ledger_shape
 from holdfast.sim.faults import Fault
 from holdfast.sim.ledger_shape import LedgerShape
@@ -39,6 +40,8 @@ HOUSEHOLD_MILLE = 500
 # Bounds on the histories of accounts, (entries, ns), by two draws that only runs of the spine use: so the
 # other seeds stay as they were.
 KEEPS = {(3, 1): (3, 0), (3, 2): (2, 2 * S)}
+# In those runs a deleted account stays so long.
+DELETED_NS = S
 # Attempts that the effects of simulated worlds get.
 ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
 # Mail and timers are never given up.
@@ -121,6 +124,11 @@ class Settings:
     def budget(self) -> dict[str, int]:
         return {"failures_max": self.failures_max, "expiries_max": self.expiries_max}
 
+    @property
+    def deleted_ns(self) -> int:
+        """How long the rows of a deleted world stay."""
+        return DELETED_KEPT_NS if self.keep is None else DELETED_NS
+
     def promises(self) -> dict[str, Any]:
         """What checkers need to know of the run: its `config` event."""
         effects = {
@@ -135,6 +143,7 @@ class Settings:
             "rest_ns": REST_NS,
             "stuck_max": STUCK_MAX,
             "unknown_ns": UNKNOWN_NS,
+            "deleted_ns": self.deleted_ns,
             "keep": dict(zip(("entries", "ns"), self.keep or (), strict=False)),
             "claims_whole": not self.ledger.partitions,
         }

@@ -225,6 +225,12 @@ class Simulation:
                 and min(journal["entries"], default=1 << 62) < journal["head"]["floor"]
             ),
             *(
+                f"{universe}/{world_id} is purged and not erased"
+                for universe, found in rows["worlds"].items()
+                for world_id, record in found["records"].items()
+                if record.get("purged")
+            ),
+            *(
                 f"{universe}/task {seq}"
                 for universe, found in rows["tasks"].items()
                 for seq in open_tasks(found)

@@ -20,7 +20,7 @@ from holdfast.errors import (
     StoreReplaced,
 )
 from holdfast.messages import Intent, Receipt, event_ingress
-from holdfast.ops import service
+from holdfast.ops import erasure, service
 from holdfast.roles import receipts
 from holdfast.sim.actor import Actor, Life
 from holdfast.sim.settings import ATTEMPTS, Workload
@@ -38,6 +38,9 @@ from holdfast.world.kernel import World
 FORKS = 2
 # Entries after which a fork may still have most of what it was given.
 EARLY = 3
+# Of a thousand things done to worlds whose histories are bounded, purges.
+PURGED_MILLE = 80
+FORCED_MILLE = 700
 # What an operator says of an effect that he took care of himself.
 BY_HAND = "by_hand"
 
@@ -96,6 +99,9 @@ class Keeper(Actor):
             else:
                 self._redrive(life)
             return
+        if life.settings.keep is not None and life.tape.chance(PURGED_MILLE):
+            self._purge(life)
+            return
         choice = life.tape.draw(20)
         if choice < 4:
             self._fork(life)
@@ -125,6 +131,14 @@ class Keeper(Actor):
     def _change(self, life: Life, event: Change) -> None:
         world = self._world(life)
         life.store.transact(catalog.change, UNIVERSE, world.world_id, event)
+
+    def _purge(self, life: Life) -> None:
+        """Erase a world, one that is deleted already, too; a purge that is interrupted is the leader's to end."""
+        there: list[WorldRecord] = life.store.read(worlds_there)
+        if there:
+            world_id = life.tape.pick(there).world_id
+            force = life.tape.chance(FORCED_MILLE)
+            erasure.world_purge(life.store, UNIVERSE, world_id, force=force, tries=2)
 
     def _assign(self, life: Life) -> None:
         world_id = self._world(life).world_id

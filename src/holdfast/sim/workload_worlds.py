@@ -120,7 +120,7 @@ def worlds(settings: Settings) -> list[Actor]:
     return [
         *hosts,
         *(
-            Leading(f"leader{n}", code, LEADER_TTL_S, UNKNOWN_NS / S)
+            Leading(f"leader{n}", code, LEADER_TTL_S, UNKNOWN_NS / S, settings.deleted_ns / S)
             for n in range(settings.orchestrators)
         ),
         *(
