@@ -201,6 +201,8 @@ def swarm(tape: Tape) -> Settings:
         settings.lanes = tape.chance(500)
         settings.household = tape.chance(HOUSEHOLD_MILLE)
         if settings.household:
+            # What is carried is rare: these runs are about that alone.
+            settings.keep = None
             # Few others: most of what its worlds want is done where they are.
             settings.pools = int(settings.lanes)
             settings.senders = settings.orchestrators = 1
