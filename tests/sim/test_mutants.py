@@ -76,8 +76,6 @@ SAMPLE = (
     "history: cut without the leader's lease",
     "purge: not fenced",
     "purge: a held world, without force",
-    "purge: rows left behind",
-    "erase: before its time",
     "erase: without the leader's lease",
 )
 SAMPLE_SEEDS = 150
