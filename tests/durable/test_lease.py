@@ -284,13 +284,19 @@ def test_a_forced_release_frees_a_live_lease(store: Store) -> None:
 
 
 @pytest.mark.spec("000", "Authority", "a forced release clears the stale mark too")
-def test_a_forced_release_clears_stale(sim_store: Store, clock: SimClock) -> None:
-    acquire(sim_store)
+@pytest.mark.parametrize("marked", [True, False], ids=["marked", "overdue"])
+def test_a_forced_release_clears_stale(sim_store: Store, clock: SimClock, marked: bool) -> None:
+    worker = acquire(sim_store).worker
     clock.advance(TTL)
-    sim_store.transact(lease.mark_stale, "w")
+    if marked:
+        sim_store.transact(lease.mark_stale, "w")
+    assert sim_store.read(lease.of_worker, worker, 10) == ([] if marked else ["w"])
     sim_store.transact(lease.force_release, "w", "operator")
     found = sim_store.read(lease.current, "w")
     assert (found.state, found.worker, found.epoch, found.expires_ns) == (State.FREE, "", 1, 0)
+    assert sim_store.read(lease.of_worker, worker, 10) == []
+    last = sim_store.read(lease.events, 0, 10)[-1]
+    assert (last.kind, last.worker, last.epoch, last.reason) == ("forced", worker, 1, "operator")
 
 
 def test_what_was_never_granted_cannot_be_forced(store: Store) -> None:

@@ -761,17 +761,28 @@ def test_a_policy_is_replaced_as_a_whole(rig: Rig) -> None:
     module="holdfast.runner.hooks",
 )
 def test_every_step_and_disposition_is_told(rig: Rig) -> None:
-    rig.put(b"a")
+    rig.put(b"a", b"b")
     rig.put_timer(b"t")
     steps: list[Step] = []
-    rig.runner(Scripted(Busy(), ValueError()), replay=steps.append).tick()
-    assert [step.kind for step in steps] == [
-        StepKind.INBOX_ATTEMPT,
-        StepKind.INBOX_RESULT,
-        StepKind.TIMER_ATTEMPT,
-        StepKind.TIMER_RESULT,
-        StepKind.REQUEUE,
-        StepKind.DEAD_LETTER,
+    lines: list[LogEvent] = []
+    handler = Scripted(Busy(), None, ValueError())
+    rig.runner(handler, replay=steps.append, log=lines.append).tick()
+    assert [(step.kind, step.result) for step in steps] == [
+        (StepKind.INBOX_ATTEMPT, ""),
+        (StepKind.INBOX_RESULT, "busy"),
+        (StepKind.INBOX_ATTEMPT, ""),
+        (StepKind.INBOX_RESULT, "ok"),
+        (StepKind.TIMER_ATTEMPT, ""),
+        (StepKind.TIMER_RESULT, "handler_error"),
+        (StepKind.REQUEUE, "busy"),
+        (StepKind.DEAD_LETTER, "handler_error"),
+    ]
+    # The log has the failures and the same dispositions, and no line for the success.
+    assert [(line.kind, line.status) for line in lines] == [
+        (LogKind.RETRYABLE, "busy"),
+        (LogKind.FATAL, "handler_error"),
+        (LogKind.REQUEUED, "busy"),
+        (LogKind.DEAD_LETTER, "handler_error"),
     ]
 
 
