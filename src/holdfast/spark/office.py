@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast import codec
-from holdfast.clock import SYSTEM, iso_time
+from holdfast.clock import SYSTEM, Clock, iso_time
 from holdfast.config import VALUE_BYTES_MAX
 from holdfast.durable.lease import Lease
 from holdfast.errors import (
@@ -55,8 +55,19 @@ GONE = "its interpreter died, or its lease ran out, at every try"
 
 
 class Office:
-    def __init__(self, store: Store, desk: Desk, record: runs.RunRecord, rate_per_s: float) -> None:
+    def __init__(
+        self,
+        store: Store,
+        desk: Desk,
+        record: runs.RunRecord,
+        rate_per_s: float,
+        clock: Clock = SYSTEM,
+    ) -> None:
         self.store = store
+        # Its wall clock tells people when a run was halted. Decisions are made by store time.
+        self._clock = clock
+        # The last time that was told: by store time, and by the wall clock.
+        self._told_ns = (0, 0)
         self.desk = desk
         self.record = record
         # The run's record says how it ended; what the sink said when it refused for good.
@@ -270,8 +281,13 @@ class Office:
             self.move(runs.Event.HALT, halted=why)
 
     def _wall_ns(self, decided_ns: int) -> int:
-        """What the clock on the wall showed when it was so late by store time, which is another one."""
-        return SYSTEM.wall_ns() - (self.store.now_ns() - decided_ns)
+        """The wall clock at a store time. Asked again it is the same: both clocks go on between two
+        readings, and the error and the record of an illegal move tell one time."""
+        told_ns, wall_ns = self._told_ns
+        if told_ns != decided_ns:
+            wall_ns = self._clock.wall_ns() - (self.store.now_ns() - decided_ns)
+            self._told_ns = decided_ns, wall_ns
+        return wall_ns
 
     def _timed(self, error: Exception) -> Exception:
         """The board knows store time alone: an illegal move is told with both times."""
