@@ -860,8 +860,15 @@ def test_a_decision_is_one_commit(name: str) -> None:
     height = len(desk.entries())
     backend.committed.clear()
     DECISIONS[name](desk, grant)
-    # The desk has compared rows and log right after it; here: it was a single entry and commit.
+    # The desk has compared rows and log right after it; here: it was a single entry.
     assert len(desk.entries()) == height + 1
+    # What a crash right after each commit leaves: the entry and all that follows from it.
+    for rows in backend.committed:
+        left = Desk(LocalStore("memory:", holding(rows), clock), clock)
+        assert left.entries() == desk.entries(), "a commit without the record"
+        assert left.rows() == desk.rows(), "a commit without what follows"
+        assert left.counts() == desk.counts()
+        left.check()
     assert len(backend.committed) == 1
 
 
