@@ -100,9 +100,12 @@ def marked_tests(root: Path = ROOT) -> list[Marked]:
     found: dict[str, Marked] = {}
     for path in sorted((root / "tests").rglob("test_*.py")):
         name = path.relative_to(root).as_posix()
-        if not name.startswith(LEFT_OUT):
-            for rule in rules_of(path.read_text(encoding="utf-8"), name):
-                found.setdefault(rule.test, Marked(rule.test, rule.modules))
+        if name.startswith(LEFT_OUT):
+            continue
+        source = path.read_text(encoding="utf-8")
+        # Most files have no marker, and need not be parsed to know that.
+        for rule in rules_of(source, name) if "mark.spec" in source else ():
+            found.setdefault(rule.test, Marked(rule.test, rule.modules))
     return list(found.values())
 
 
@@ -178,12 +181,15 @@ def executed(some: list[Marked], tree: Path, server: Server) -> dict[str, dict[s
 
 
 class Server:
-    """Runs tests in a copied tree, one after the other (`tools/mutation_server.py`)."""
+    """Runs tests in a copied tree, one after the other (`tools/mutation_server.py`).
 
-    def __init__(self, tree: Path) -> None:
+    `libraries` are imported before the first test. Without any: all that the product's tests import.
+    """
+
+    def __init__(self, tree: Path, *libraries: str) -> None:
         self._tree = tree
         self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("mutation_server.py"))],
+            [sys.executable, str(Path(__file__).with_name("mutation_server.py")), *libraries],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=tree,

@@ -2,6 +2,7 @@
 
 A request is a line of JSON on the standard input (`cwd`, `env`, `args`, `timeout_s`), an answer the exit
 code on a line of the standard output; 1 for a child that does not end in time. `tools/mutation.py` starts it.
+Arguments are the libraries to import, in place of LIBRARIES.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ KILLED = 1
 
 
 def main() -> int:
-    for name in LIBRARIES:
+    for name in sys.argv[1:] or LIBRARIES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     for line in sys.stdin:
