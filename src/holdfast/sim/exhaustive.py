@@ -23,7 +23,7 @@ SEEDS = {
     "effects": 28,
     # One in which an effect and timers are carried, one timer is refused there, one is cancelled, and a fork
     # keeps some.
-    "household": 93,
+    "household": 11,
 }
 FAULTS = (
     Fault.CRASH_BEFORE,

@@ -87,7 +87,8 @@ def check(path: Path, *, write: bool = True) -> None:
     wanted = os.R_OK | os.W_OK * write
     for above in reversed(path.parents):
         if not os.access(above, os.X_OK, effective_ids=True):
-            if not os.path.lexists(above):
+            # A file in the place of a directory is another refusal.
+            if not os.path.isdir(above):
                 return
             raise denied(above)
     if not os.path.exists(path):
