@@ -13,6 +13,7 @@ import msgspec
 import holdfast as hf
 
 LOG = "HOLDFAST_TEST_CALLS"
+WIRES_AT_ONCE = 8
 
 
 class Ordered(hf.Event):
@@ -53,7 +54,7 @@ def pay(call: hf.Call, n: int, deadly: bool) -> int:
     return n
 
 
-@hf.effect("wire", attempts=3, timeout_s=60, concurrency=8)
+@hf.effect("wire", attempts=3, timeout_s=60, concurrency=WIRES_AT_ONCE)
 async def wire(call: hf.Call, n: int) -> int:
     write_down(call, n)
     if first_call(n):
