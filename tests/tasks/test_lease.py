@@ -245,11 +245,14 @@ def test_the_leases_of_a_batch_run_out_one_by_one(desk: Desk) -> None:
     assert desk.states(a, b) == ["WAITING", "WAITING"]
 
 
-def test_expiries_beyond_a_bound_are_left_to_the_next_decision(desk: Desk) -> None:
+def test_expiries_beyond_a_bound_are_left_to_the_next_decision(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for _ in range(30):
         desk.submit(*[b"x"] * 20)
         desk.lease(20)
     desk.later(LEASE_NS)
+    monkeypatch.setattr(leases, "EXPIRED_MAX", 100)
     desk.lease(1)
     assert desk.counts().leased > 0
     while desk.maintain():
