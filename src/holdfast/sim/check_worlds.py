@@ -114,6 +114,10 @@ class _Replay:
             right = set() if again else {"dead"}
         else:
             right = {"failed" if steps[now - 1]["outcome"] == "failed" else "handled"}
+            if self.model.keep and world.trimmed is not None:
+                # Its entry may have been cut off.
+                if now + world.base <= world.trimmed[0] - self.model.keep["entries"]:
+                    right.add("removed")
         if now != seq and (seq > len(steps) or steps[seq - 1]["outcome"] != "unknown"):
             right = set()
         if state not in right:
