@@ -187,7 +187,7 @@ def _look_all(txn: Txn, waits: list[_Wait]) -> list[tuple[Any, HoldfastError | N
 
 
 def _resolve_soon(wait: _Wait, value: Any, error: BaseException | None) -> None:
-    # A loop that is closed: nobody waits there any more.
+    # The loop is closed: no coroutine waits there.
     with contextlib.suppress(RuntimeError):
         wait.loop.call_soon_threadsafe(_resolve, wait.future, value, error)
 

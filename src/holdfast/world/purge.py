@@ -1,6 +1,6 @@
 """Erasing a world: its journal, snapshots, blobs, dead letters and keys.
 
-Two ways lead here. A deleted world is erased some time after its deletion, by whoever leads the
+Two ways lead here. A deleted world is erased some time after its deletion, by the leader of the
 universe. A purged world is erased at once, and leaves a tombstone: its id, a hash and a date.
 
 `begin` fences: in one commit the world is deleted and its lease is taken away, so nothing is written
