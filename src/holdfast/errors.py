@@ -111,9 +111,7 @@ class NotFound(HoldfastError):
 
 
 class StoreGone(NotFound):
-    """Its code is that of NotFound; `what` tells them apart."""
-
-    WHAT: ClassVar[str] = "open store"
+    code = "store_gone"
     hint = "the store's directory was removed or moved while it was open; nothing is committed any more"
 
 
@@ -290,8 +288,6 @@ def from_wire(data: list[Any]) -> HoldfastError:
     kind = by_code().get(code)
     if kind is None:
         return HoldfastError(remote_code=code, **fields)
-    if kind is NotFound and fields.get("what") == StoreGone.WHAT:
-        kind = StoreGone
     return kind(**fields)
 
 

@@ -121,7 +121,7 @@ def test_clients_that_commit_are_told_that_the_store_is_gone(
             client.gone.set()
         for client in clients:
             error = client.end()
-            assert type(error).code == "not_found"
+            assert type(error).code == "store_gone"
             assert isinstance(error, NotFound)
             assert client.late == 0
         # Not the second time either, and nothing was made at the path.
@@ -218,7 +218,7 @@ def test_clients_that_only_read_or_wait_are_told(
 
         until(refused, "a reader is told", TOLD_S)
         waiting.join(TOLD_S)
-        assert [type(error).code for error in told] == ["not_found"]
+        assert [type(error).code for error in told] == ["store_gone"]
         until(lambda: not writers_of(home), "the writer left", TOLD_S)
         with pytest.raises(NotFound):
             idle.read(lambda txn: txn.get(("k",)))
@@ -350,7 +350,7 @@ def test_a_commit_whose_directory_goes_before_its_answer_is_not_acknowledged(
         assert answer == b"", "it hangs up without an answer"
     serving.join(TOLD_S)
     os.close(lock)
-    assert [type(error).code for error in ended] == ["not_found"]
+    assert [type(error).code for error in ended] == ["store_gone"]
 
 
 # -- processes ---------------------------------------------------------------------------------------
@@ -372,8 +372,8 @@ class Account(hf.World):
 app = hf.App("shop", worlds=[Account], effects=[wire], tasks=[double])
 """
 ENDINGS: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "rm -rf": (lambda home, backup: shutil.rmtree(home), "not_found"),
-    "mv": (lambda home, backup: home.rename(home.with_name("former")), "not_found"),
+    "rm -rf": (lambda home, backup: shutil.rmtree(home), "store_gone"),
+    "mv": (lambda home, backup: home.rename(home.with_name("former")), "store_gone"),
     "replaced": (lambda home, backup: backup.rename(home), "store_replaced"),
 }
 
@@ -408,7 +408,7 @@ def test_up_ends_with_one_line_and_no_acknowledgement(
         else:
             assert status >= 500, made
         assert up.wait(60) == 1
-        [line] = [line for line in up.errors if code in line or "not_found" in line]
+        [line] = [line for line in up.errors if code in line or "store_gone" in line]
         assert line.startswith("holdfast: ")
         assert not any("Traceback" in line for line in up.errors)
     left(home.with_name("former"))

@@ -54,7 +54,7 @@ class Home:
             return
         name = os.path.basename(file)
         if name == DATA and found is None:
-            raise StoreGone(what=StoreGone.WHAT, path=str(self._path))
+            raise StoreGone(path=str(self._path))
         raise StoreReplaced(path=str(self._path), file=name)
 
 
