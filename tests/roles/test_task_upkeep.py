@@ -33,9 +33,10 @@ TASKS = 1_200
 SCALE = 100
 LOG_BYTES = checkpoint.LOG_BYTES_MIN // SCALE // 4
 SMALL = Amount(rate=1_000 // SCALE, minutes=3, retain_s=5, batch=5, first=1)
-KEPT = range(int(SMALL.rate * (SMALL.retain_s - 1)), int(SMALL.rate * (SMALL.retain_s + 1)) + 1)
-
-ROWS_MAX = 20 * KEPT.stop
+# Tasks of the second that was under way may be there, too. A slow machine forgets more of them: store time
+# advances while the role catches up.
+KEPT_MAX = int(SMALL.rate * (SMALL.retain_s + 1))
+ROWS_MAX = 20 * KEPT_MAX
 
 
 @hf.task
@@ -161,8 +162,7 @@ def scaled(monkeypatch: pytest.MonkeyPatch) -> None:
 def assert_flat(site: Site, by: str) -> None:
     rows = Rows(site)
     minutes = retention.run(site, by, SMALL, rows.tell)
-    # Tasks of the second that was under way may be there, too.
-    assert {one.kept for one in minutes} <= set(KEPT)
+    assert max(one.kept for one in minutes) <= KEPT_MAX
     # A task has two rows, and the log its share. If nothing went there would be many times as many.
     assert max(rows.found) <= ROWS_MAX < 2 * SMALL.rate * 60 * SMALL.minutes, rows.found
 
