@@ -38,9 +38,9 @@ UP = [sys.executable, "-m", "holdfast.cli", "up", "tests.process.paying:app"]
 KILLS = int(os.environ.get("HOLDFAST_TEST_KILLS", "12"))
 ADAPTERS = 4
 WIRES = 40
-# A pool that is full and has not moved for so long hangs ...
+# Seconds without progress after which a full pool counts as hung ...
 STANDS_S = 0.3
-# ... and one with free places after so long: a claim that it has not begun is charged if it is killed.
+# ... and a pool with free places: a kill charges a claim that the pool has not begun.
 STANDS_IDLE_S = 5.0
 # A dead adapter's calls are made again after this.
 LEASE_S = "1"

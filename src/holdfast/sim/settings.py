@@ -40,7 +40,7 @@ HOUSEHOLD_MILLE = 500
 # Bounds on the histories of accounts, (entries, ns), by two draws that only runs of the spine use: so the
 # other seeds stay as they were.
 KEEPS = {(3, 1): (3, 0), (3, 2): (2, 2 * S)}
-# In those runs a deleted account stays so long.
+# How long the rows of a deleted account are kept in those runs.
 DELETED_NS = S
 # Attempts that the effects of simulated worlds get.
 ATTEMPTS = {"fx.quote": 3, "fx.pay": 2}
@@ -106,7 +106,7 @@ class Settings:
     lanes: bool = False
     # Workers run two versions of the code, and change it when they start anew.
     versions: bool = False
-    # What accounts keep of their histories: so many entries, and those that are so young; None: all.
+    # The history that an account keeps: a number of entries, and an age below which entries stay; None: all.
     keep: tuple[int, int] | None = None
     rates: dict[Fault, int] = field(default_factory=dict)
     nemesis: tuple[str, ...] = ()
