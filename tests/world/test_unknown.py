@@ -598,6 +598,56 @@ def test_a_refusal_that_a_reducer_catches_fails_its_event_all_the_same(sim: Town
     assert sim.desk().state().seen == []
 
 
+@pytest.mark.parametrize("call", ["send_to", "fabric.send"])
+def test_mail_by_id_that_the_senders_code_does_not_handle_there_fails_its_event(
+    town: Town, call: str
+) -> None:
+    """The id leads to the type, which this code has, and which does not handle the event."""
+    town.start("B", new.app)
+    extra, desk = town.newer.world(new.Extra, "x"), town.later()
+    extra.send(Kept())
+    desk.send(Kept("1"))
+    town.go_on()
+    desk.send(Asked(f"{call} {town.id(extra)}"))
+    extra.send(Kept())
+    desk.send(Kept("2"))
+    town.go_on()
+    assert outcomes(desk) == [("Kept", "ok"), ("Asked", "failed"), ("Kept", "ok")]
+    [letter] = town.dead()
+    assert (letter.code, "Extra" in letter.error) == ("reducer_failed", True)
+    assert "events=" in letter.error
+    # The destination got nothing, and goes on.
+    assert outcomes(extra) == [("Kept", "ok"), ("Kept", "ok")]
+    assert not town.record(extra).stopped
+    # A replay makes the same of it.
+    assert town.store.read(restore, town.kernel(desk, new.app)).height == 3
+
+
+@pytest.mark.parametrize("call", ["send_to", "fabric.send"])
+def test_mail_by_id_arrives_where_this_code_handles_it_or_does_not_have_the_type(
+    sim: Town, call: str
+) -> None:
+    sim.start("B", new.app)
+    desk = sim.later()
+    desk.send(Kept())
+    sim.go_on()
+    # To itself, and to an id that leads nowhere: the receipt of the mail tells of that.
+    desk.send(Asked(f"{call} {sim.id(desk)}"))
+    desk.send(Asked(f"{call} nowhere"))
+    sim.go_on()
+    assert [outcome for _, outcome in outcomes(desk)].count("failed") == 0
+    assert "new by id" in desk.state().seen
+    extra = sim.newer.world(new.Extra, "x")
+    extra.send(Kept())
+    sim.go_on()
+    sim.stop("B")
+    # The first version does not have the type: its own code decides.
+    sim.start("A", old.app)
+    sim.desk("o").send(Asked(f"{call} {sim.id(extra)}"))
+    sim.go_on()
+    assert outcomes(sim.desk("o")) == [("Asked", "ok")]
+
+
 @pytest.mark.parametrize("what", ["mail", "timer", "post", "effect"])
 def test_a_replay_admits_what_its_entry_holds_though_the_code_dropped_it(
     sim: Town, what: str

@@ -86,6 +86,10 @@ def _version(mark: str, own: type[hf.Event], effect: Any, inbox: str) -> SimpleN
                 cx.post(Desk, "other", "nowhere", 1)
             elif event.what == "wrong effect":
                 cx.do(new_effect if own is Old else old_effect)
+            elif event.what.startswith("send_to "):
+                cx.send_to(event.what[8:], own("by id"))
+            elif event.what.startswith("fabric.send "):
+                cx.do(hf.fabric.send, _mail_to(event.what[12:], own))
             elif event.what == "caught":
                 try:
                     cx.send(Desk, "other", New() if own is Old else Old())
@@ -108,6 +112,11 @@ def _version(mark: str, own: type[hf.Event], effect: Any, inbox: str) -> SimpleN
     worlds: list[type[hf.World]] = [Desk, Extra] if own is New else [Desk]
     app = hf.App("desk", worlds=worlds, events=[Named], version=mark)
     return SimpleNamespace(app=app, Desk=Desk, Extra=Extra)
+
+
+def _mail_to(world_id: str, own: type[hf.Event]) -> dict[str, Any]:
+    schema, value = (new if own is New else old).app.encode_event(own("by id"))
+    return {"dest_world": world_id, "schema": schema, "value_cbor": value}
 
 
 old = _version("old", Old, old_effect, "old-box")

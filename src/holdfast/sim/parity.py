@@ -23,12 +23,13 @@ from msgspec.structs import replace
 from holdfast.app.app import App
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import journal, snapshot
-from holdfast.errors import ReplayDiverged
+from holdfast.errors import Invalid, ReplayDiverged
 from holdfast.store.api import Txn
 from holdfast.world import catalog, entry, kernel
 from holdfast.world.catalog import Status, WorldRecord, subject_of
 from holdfast.world.entry import Outcome, Step
 from holdfast.world.program import BadState
+from holdfast.world.recipients import types_of
 from holdfast.world.restore import restore
 
 Look = Callable[..., Any]
@@ -76,7 +77,7 @@ def _check_world(
         seeds[record.world_id, 0] = program.dump(state)
     for at, body in enumerate(entries, start + 1):
         step = entry.decode(body)
-        again, state = _handle(world, state, step, at)
+        again, state = _handle(look, world, state, step, at)
         if entry.pack(again) != body:
             raise Disparity(record, at, _difference(step, again))
         if at in saved or at in forked:
@@ -92,18 +93,20 @@ def _check_world(
         raise Disparity(record, start + len(entries), "a worker would restore another state")
 
 
-def _handle(world: kernel.World, state: Any, step: Step, height: int) -> tuple[Step, Any]:
+def _handle(
+    look: Look, world: kernel.World, state: Any, step: Step, height: int
+) -> tuple[Step, Any]:
     """One step, as the host takes it: from stored bytes where it did, and back to them on failure."""
     program = world.program
     if step.base == height - 1:
         state = program.fresh(state)
-    again, after = _step(world, state, step, height)
+    again, after = _step(look, world, state, step, height)
     if not step.state:
         return replace(again, state=step.state), after
     return replace(again, state=sha256(program.canonical(after)).digest()), after
 
 
-def _step(world: kernel.World, state: Any, step: Step, height: int) -> tuple[Step, Any]:
+def _step(look: Look, world: kernel.World, state: Any, step: Step, height: int) -> tuple[Step, Any]:
     program = world.program
     if step.outcome is Outcome.UNKNOWN:
         # No code handled it: there is nothing to repeat.
@@ -120,6 +123,14 @@ def _step(world: kernel.World, state: Any, step: Step, height: int) -> tuple[Ste
         generation=step.generation,
         base=step.base,
     )
+    if step.outcome is Outcome.FAILED and made.addressed:
+        types = look(types_of, world.universe, [world_id for world_id, _ in made.addressed])
+        for world_id, cause in made.addressed:
+            try:
+                world.vocabulary.check_known(types.get(world_id, ""), cause)
+            except Invalid as error:
+                made = kernel.spoil(made, error)
+                break
     if step.outcome is Outcome.FAILED and not made.spoiled:
         # It did not raise; what it left could not be stored.
         try:

@@ -63,6 +63,7 @@ class Context(Correspondence):
         "_random",
         "_uuids",
         "_vocabulary",
+        "addressed",
         "intents",
         "refusal",
         "replied",
@@ -78,6 +79,8 @@ class Context(Correspondence):
         self.intents: list[Intent] = []
         self.wanted_bytes = 0
         self.replied: bytes | None = None
+        # Mail by world id: the host looks up the types and refuses what this code does not handle there.
+        self.addressed: list[tuple[str, Cause]] = []
         # What this code does not know was wanted: the event fails.
         self.refusal: Invalid | None = None
 

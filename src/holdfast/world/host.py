@@ -35,6 +35,7 @@ from holdfast.world.cycle import Carried, Cycle, Failed, apply
 from holdfast.world.kernel import Stepped, World
 from holdfast.world.need import Need
 from holdfast.world.program import BadState
+from holdfast.world.recipients import Recipients
 from holdfast.world.restore import restore
 from holdfast.world.unknown import need_of
 
@@ -78,6 +79,7 @@ class Host:
         self._budgets = budgets
         self._policy = policy
         self._subject = subject_of(world.universe, world.world_id)
+        self._recipients = Recipients(world.universe, world.world_id, world.program.type)
         self.limit = min(budgets.max_inbox_batch, budgets.max_tick_steps_per_cycle)
         self._state: Any = None
         # The digest of the state after `height`, if its entry has one, and after the cycle under way.
@@ -203,6 +205,8 @@ class Host:
                 generation=self.lease.generation,
                 base=self._snapshot_height,
             )
+            if stepped.addressed:
+                stepped = self._admitted(store, stepped)
             tried = safe
             if careful and not stepped.spoiled:
                 stepped, tried = self._tried(stepped)
@@ -347,6 +351,11 @@ class Host:
 
     def _storable(self) -> bytes:
         return self.world.program.storable(self._state)
+
+    def _admitted(self, store: Store, stepped: Stepped) -> Stepped:
+        """The step; it is failed if it sends what this code does not handle in the world of that id."""
+        refusal = self._recipients.refusal(store, self.world.vocabulary, stepped.addressed)
+        return stepped if refusal is None else kernel.spoil(stepped, refusal)
 
     def _tried(self, stepped: Stepped) -> tuple[Stepped, bytes | None]:
         """The step, and the state that it left; the step is failed if that cannot be stored."""

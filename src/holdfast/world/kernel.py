@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError, Invalid, ReplayDiverged, UnknownEvent
 from holdfast.messages import Ingress, Intent
 from holdfast.world.context import Context, Frame, Vocabulary
 from holdfast.world.entry import Outcome, Step
-from holdfast.world.program import Program, cause_of
+from holdfast.world.program import Cause, Program, cause_of
 
 
 class World(NamedTuple):
@@ -37,6 +37,8 @@ class Stepped(NamedTuple):
     step: Step
     intents: list[Intent]
     spoiled: bool
+    # Mail by world id: to which world, and what.
+    addressed: list[tuple[str, Cause]]
 
 
 def advance(
@@ -86,7 +88,7 @@ def advance(
         base,
         b"",
     )
-    return Stepped(step, intents, failed)
+    return Stepped(step, intents, failed, [] if failed else cx.addressed)
 
 
 def give_up(
@@ -113,7 +115,7 @@ def give_up(
 def spoil(stepped: Stepped, error: Exception) -> Stepped:
     """A step that came out well, made one that failed: what it left cannot be kept."""
     step = replace(stepped.step, outcome=Outcome.FAILED, emitted=[], error=_told(error), reply=None)
-    return Stepped(step, [], True)
+    return Stepped(step, [], True, [])
 
 
 def repeat(

@@ -34,6 +34,7 @@ class Correspondence:
 
     _frame: Frame
     _vocabulary: Vocabulary
+    addressed: list[tuple[str, Cause]]
 
     if TYPE_CHECKING:
 
@@ -123,7 +124,11 @@ class Correspondence:
         headers: Mapping[str, str] | None = None,
         message_id: bytes | str | None = None,
     ) -> Intent:
-        """Send an event to a world by its id, as `cx.from_world` has it; it must be there."""
+        """Send an event to a world by its id, as `cx.from_world` has it; it must be there.
+
+        The event of this step fails if the world is of this universe and this code has its type, which
+        does not know what is sent.
+        """
         schema, value = self._encode(event)
         fields = {"schema": schema, "value_cbor": value}
         return self._mail(world_id, universe, _joined(headers, {}), message_id, fields)
@@ -179,7 +184,14 @@ class Correspondence:
             message_id=message_id,
             **fields,
         )
-        return self._emit(FABRIC_SEND, self._checked(mail))
+        intent = self._emit(FABRIC_SEND, self._checked(mail))
+        self._address(mail)
+        return intent
+
+    def _address(self, mail: FabricSendParams) -> None:
+        if isinstance(mail.dest_world, str) and mail.dest_universe in (None, self._frame.universe):
+            cause = ("inbox" if mail.mode == INBOX else "event", mail.body()[0])
+            self.addressed.append((mail.dest_world, cause))
 
     def _send(self, call: EffectCall, tag: str) -> Intent:
         """Mail as an effect: whatever the user has put together."""
@@ -198,7 +210,9 @@ class Correspondence:
                         raise
             else:
                 self._asked(self._vocabulary.check_mail, mail)
-        return self._emit(FABRIC_SEND, params, priority=call.priority, tag=tag, key=call.key)
+        intent = self._emit(FABRIC_SEND, params, priority=call.priority, tag=tag, key=call.key)
+        self._address(mail)
+        return intent
 
     def _checked(self, mail: FabricSendParams) -> bytes:
         """Mail that cannot be sent is Invalid here, where nothing has happened yet."""
