@@ -3,13 +3,23 @@
 Stored records are msgpack. `pack` is deterministic: struct fields in their declared order, plain
 dicts sorted by key, so equal values have equal bytes and may be hashed. `unpack` is strict: a
 record that does not fit its type is `Invalid`, never half read.
+
+`pack` writes a set in the order of its values, which works for values of one plain type. `pack_value`
+is for values that users give: it finds sets of anything else, such as sets of sets, whose order depends
+on the hash seed of the process, and writes their elements in the order of their bytes.
 """
 
 from __future__ import annotations
 
+import copy
+import dataclasses
+import datetime
+import decimal
 import hashlib
 import os
 import threading
+import uuid
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,6 +59,82 @@ UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 pack = _encoder.encode
+# Values without anything inside.
+_SCALARS: frozenset[type] = frozenset(
+    {
+        type(None), bool, int, float, str, bytes, bytearray, datetime.datetime, datetime.date,
+        datetime.time, datetime.timedelta, uuid.UUID, decimal.Decimal,
+    }
+)  # fmt: skip
+# Those that any two values of one type can be compared by. Numbers that are not a number cannot.
+_ORDERED: frozenset[type] = frozenset(
+    {int, str, bytes, datetime.date, datetime.timedelta, uuid.UUID}
+)
+
+
+def pack_value(value: Any) -> bytes:
+    """The bytes of a value that a user gave: equal values have equal bytes, sets of sets too."""
+    return pack(_with_order(value) if _needs_order((value,)) else value)
+
+
+def _needs_order(values: Iterable[Any]) -> bool:
+    """Whether there is a set in it that cannot be written in the order of its values."""
+    if _SCALARS.issuperset(map(type, values)):
+        return False
+    for value in values:
+        if type(value) in _SCALARS:
+            continue
+        if isinstance(value, set | frozenset):
+            if not _has_order(value):
+                return True
+        elif _needs_order(_inside(value)):
+            return True
+    return False
+
+
+def _has_order(values: set[Any] | frozenset[Any]) -> bool:
+    kinds = set(map(type, values))
+    if kinds == {float}:
+        return all(value == value for value in values)
+    return len(kinds) < 2 and kinds <= _ORDERED
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    if isinstance(value, list | tuple):
+        return value
+    return [getattr(value, name, None) for name in _field_names(value)]
+
+
+def _field_names(value: Any) -> Iterable[str]:
+    if isinstance(value, msgspec.Struct):
+        return value.__struct_fields__
+    if dataclasses.is_dataclass(value):
+        return [field.name for field in dataclasses.fields(value)]
+    return [one.name for one in getattr(type(value), "__attrs_attrs__", ())]
+
+
+def _with_order(value: Any) -> Any:
+    """The value with lists of packed elements in the place of such sets."""
+    if type(value) in _SCALARS:
+        return value
+    if isinstance(value, set | frozenset):
+        if _has_order(value):
+            return value
+        return [msgspec.Raw(one) for one in sorted(pack(_with_order(one)) for one in value)]
+    if isinstance(value, dict):
+        return {key: _with_order(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_with_order(one) for one in value]
+    names = [name for name in _field_names(value) if hasattr(value, name)]
+    if not names:
+        return value
+    made = copy.copy(value)
+    put = msgspec.structs.force_setattr if isinstance(made, msgspec.Struct) else object.__setattr__
+    for name in names:
+        put(made, name, _with_order(getattr(value, name)))
+    return made
 
 
 def unpack(data: bytes) -> Any:

@@ -17,7 +17,7 @@ from holdfast.store.api import Txn
 from holdfast.store.schema import Space
 from holdfast.world.catalog import Status, subject_of
 from tests.cli.conftest import Run
-from tests.ops.app import Asked, Booked, Deposited, Ledger, Refused, Sorted
+from tests.ops.app import Asked, Booked, Deposited, Grouped, Ledger, Refused, Sorted
 from tests.ops.rig import UNIVERSE, WORKER, Rig, plant
 
 APP = "tests.ops.app:app"
@@ -140,6 +140,17 @@ def test_a_reducer_that_depends_on_the_order_of_a_set_is_found(
     assert told.code == 1
     [finding] = told.document["findings"]
     assert (finding["code"], finding["height"]) == ("replay_diverged", 1)
+
+
+def test_sets_within_a_set_are_the_same_state_under_both_hash_seeds(
+    run: Run, path: Path, rig: Rig
+) -> None:
+    grouped = rig.runtime.world(Ledger, "l")
+    grouped.send(Grouped(WORDS))
+    rig.work()
+    assert grouped.state().groups
+    ran = run("verify", "--app", APP, "--store", path, *ONE)
+    assert (ran.code, ran.out.endswith(": sound\n")) == (0, True)
 
 
 def _as_before(txn: Txn, subject: str) -> None:

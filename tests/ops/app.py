@@ -5,6 +5,7 @@ otherwise, `app_deadly` ends its process, `app_other` knows none of the worlds.
 """
 
 import os
+from typing import Any
 
 import msgspec
 
@@ -76,11 +77,16 @@ class Sorted(hf.Event):
     words: list[str]
 
 
+class Grouped(hf.Event):
+    words: list[str]
+
+
 class Ledger(hf.World):
     """It neither replies nor emits. One of its reducers depends on the order of a set."""
 
     balance: int = 0
     words: list[str] = msgspec.field(default_factory=list)
+    groups: Any = None
 
     bonus = 0
 
@@ -91,6 +97,14 @@ class Ledger(hf.World):
     @hf.on(Sorted)
     def sorted(self, event: Sorted, cx: hf.Context) -> None:
         self.words = list(set(event.words))
+
+    @hf.on(Grouped)
+    def grouped(self, event: Grouped, cx: hf.Context) -> None:
+        """A set of sets: equal, whatever order it is walked in."""
+        pairs = zip(event.words, event.words[1:], strict=False)
+        self.groups = {frozenset(pair) for pair in pairs}
+        cx.reply({"groups": self.groups})
+        cx.post("Ledger", "other", "notes", [self.groups], universe="elsewhere")
 
 
 class RicherLedger(Ledger):

@@ -1,15 +1,23 @@
-"""Sets are refused: their order is not the same in two processes, so no replay could repeat it."""
+"""Sets are refused where a type names them: their order is not the same in two processes, so no replay
+could repeat it. A set inside a value of any type has the same bytes in every process."""
 
 from __future__ import annotations
 
+import datetime
+import enum
+from collections import namedtuple
+from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import pytest
 
 import holdfast as hf
+from holdfast import codec
 from holdfast.errors import Invalid
+from tests.processes import python_proc
 
-MODULES = ("holdfast.app.app",)
+MODULES = ("holdfast.app.app", "holdfast.codec")
 
 
 class Inner(hf.Event):
@@ -48,3 +56,87 @@ def test_an_event_with_a_set_deep_inside_is_refused() -> None:
 
 def test_lists_tuples_and_dicts_are_welcome() -> None:
     hf.App("club", events=[Plain])
+
+
+# -- inside values of any type ---------------------------------------------------------------------
+
+
+class Suit(enum.Enum):
+    HEARTS = "hearts"
+    SPADES = "spades"
+
+
+class Card(msgspec.Struct, frozen=True):
+    marks: Any = None
+
+
+@dataclass(frozen=True)
+class Deck:
+    cards: Any = field(default_factory=frozenset)
+
+
+Pair = namedtuple("Pair", "left right")
+
+NESTED = frozenset(
+    {frozenset({"a", "b"}), frozenset({"c"}), frozenset({"d", frozenset({"e", "f"})})}
+)
+VALUES: dict[str, Any] = {
+    "sets within a set": NESTED,
+    "within a list, a dict and a tuple": [{"one": (NESTED, 1)}],
+    "in a dataclass": Deck(NESTED),
+    "in a struct": [Card(NESTED)],
+    "in a named tuple": Pair(NESTED, 1),
+    "structs of sets in a set": {Card(frozenset({"a", "b"})), Card(frozenset({"c"}))},
+    "numbers and text": {1, "a", None, 2.5, b"b", float("nan")},
+    "tuples": {("a", 1), (1, "a"), ("a", NESTED)},
+    "members of an enum": {Suit.HEARTS, Suit.SPADES},
+    "dates": {datetime.date(2026, 1, 2), datetime.date(2025, 1, 2)},
+}
+
+
+def test_a_set_inside_any_value_has_the_same_bytes_under_every_hash_seed() -> None:
+    """In processes of their own: the seed of a process is settled when it starts."""
+    code = """
+        from holdfast import codec
+        from tests.world.test_sets import VALUES
+        for name, value in VALUES.items():
+            print(name, codec.pack_value(value).hex())
+    """
+    told: list[list[str]] = []
+    for seed in ("1", "2", "3"):
+        with python_proc(code, ready=None, env={"PYTHONHASHSEED": seed}) as proc:
+            assert proc.wait() == 0
+            told.append(proc.lines)
+    assert len(told[0]) == len(VALUES)
+    assert told[0] == told[1] == told[2]
+
+
+@pytest.mark.parametrize("value", VALUES.values(), ids=list(VALUES))
+def test_a_set_is_read_back_as_a_list_of_its_elements(value: Any) -> None:
+    codec.unpack(codec.pack_value(value))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"b", "aa", "c"},
+        {-1, 3, 2},
+        {2.5, -1.0},
+        [{b"b", b"aa"}],
+        {"x": 1},
+        Card({"y", "x"}),
+        None,
+        7,
+    ],
+    ids=repr,
+)
+def test_a_set_of_one_plain_type_is_in_the_order_of_its_values(value: Any) -> None:
+    assert codec.pack_value(value) == codec.pack(value)
+
+
+def test_what_cannot_be_written_is_told_as_before() -> None:
+    knot: list[Any] = [NESTED]
+    knot.append(knot)
+    for value in (knot, [NESTED, object()], {"a": NESTED, 1: 2}):
+        with pytest.raises(codec.UNWRITABLE):
+            codec.pack_value(value)

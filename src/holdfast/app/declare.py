@@ -189,7 +189,7 @@ class Effect(Generic[P, T]):
         try:
             if self._arity is None or not self._arity[0] <= len(args) <= self._arity[1]:
                 self._signature.bind(None, *args)
-            params = codec.pack(list(args))
+            params = codec.pack_value(list(args))
             self._arguments(params)
         except codec.UNWRITABLE as error:
             raise Invalid(what="effect arguments", kind=self.kind, why=str(error)) from None
@@ -233,7 +233,7 @@ class Effect(Generic[P, T]):
     def dump(self, result: Any) -> bytes:
         value = result.value if isinstance(result, Costed) else result
         try:
-            packed = codec.pack(value)
+            packed = codec.pack_value(value)
             _as(self.returns, codec.unpack(packed))
             codec.check_depth("effect result", packed)
         except (*codec.UNWRITABLE, Invalid) as error:

@@ -110,11 +110,11 @@ def _unknown(field: str, info: types.Type) -> Iterator[tuple[str, str]]:
 
 
 def _is_text(key: types.Type) -> bool:
-    """Whether a key of this type may be text."""
+    """Whether every key of this type is text. A key of any type is checked with its value."""
     if isinstance(key, types.UnionType):
-        return any(map(_is_text, key.types))
+        return all(map(_is_text, key.types))
     if isinstance(key, types.LiteralType):
-        return any(isinstance(value, str) for value in key.values)
+        return all(isinstance(value, str) for value in key.values)
     if isinstance(key, types.CustomType):
         return _readable(key.cls) and isinstance("", key.cls)
     if isinstance(key, types.EnumType):

@@ -138,7 +138,8 @@ class Task(Generic[P, T]):
         try:
             if kwargs or self._arity is None or not self._arity[0] <= len(args) <= self._arity[1]:
                 self._signature.bind(*args, **kwargs)
-            packed = codec.pack([list(args), kwargs])
+            pack = codec.pack_value if self._usual is None or kwargs else codec.pack
+            packed = pack([list(args), kwargs])
             if self._typed and (kwargs or not self._fits(args)):
                 self._converted(*codec.unpack(packed))
         except codec.UNWRITABLE as error:
@@ -180,8 +181,9 @@ class Task(Generic[P, T]):
 
     def dump(self, value: Any) -> bytes:
         try:
-            packed = codec.pack(value)
             settled = self._settled_result
+            plain = settled and type(value) in settled
+            packed = codec.pack(value) if plain else codec.pack_value(value)
             if settled is not None and type(value) not in settled:
                 _as(self.returns, codec.unpack(packed))
             if not settled or type(value) not in settled:

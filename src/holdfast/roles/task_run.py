@@ -111,7 +111,7 @@ class TaskRun:
         """Say that it goes on: its execution window starts anew. The value is shown to who asks."""
         if value is not None:
             try:
-                said = codec.pack(value)
+                said = codec.pack_value(value)
             except (TypeError, ValueError, OverflowError, RecursionError) as error:
                 raise Invalid(what="progress", why=str(error)) from None
             if len(said) > PROGRESS_BYTES_MAX:

@@ -73,7 +73,7 @@ class Frame(codec.Record, frozen=True):
 
 def packed_plain(what: str, value: Any) -> bytes:
     try:
-        packed = codec.pack(value)
+        packed = codec.pack_value(value)
     except codec.UNWRITABLE as error:
         raise Invalid(what=what, why=str(error)) from None
     codec.check_depth(what, packed)

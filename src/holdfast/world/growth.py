@@ -65,7 +65,7 @@ def _at_default(kind: type[Any], fields: dict[str, Any]) -> list[str]:
         default = field.default
         if field.default_factory is not msgspec.NODEFAULT:
             default = field.default_factory()
-        if field.encode_name in fields and codec.pack(default) == codec.pack(
+        if field.encode_name in fields and codec.pack_value(default) == codec.pack(
             fields[field.encode_name]
         ):
             found.append(field.encode_name)

@@ -71,7 +71,7 @@ class EventType:
     def encode(self, event: Any) -> bytes:
         """The event's bytes, checked: fields set by hand are not, when it was made."""
         try:
-            body = codec.pack(event)
+            body = codec.pack_value(event) if self._deep else codec.pack(event)
             self._decoder.decode(body)
         except codec.UNWRITABLE as error:
             raise Invalid(what="event", type=self.name, why=str(error)) from None
@@ -129,6 +129,7 @@ def _may_be_deep(kind: type[Any]) -> bool:
 class Program:
     __slots__ = (
         "_decoder",
+        "_deep",
         "_new_fields",
         "events",
         "handlers",
@@ -169,6 +170,8 @@ class Program:
         # The runtime itself tells of mail that it could not deliver.
         self.known[("receipt", FABRIC_SEND)] = 0
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
+        # Whether the state may hold anything, sets too.
+        self._deep = _may_be_deep(state)
         # Fields that digests of older code were found to be without.
         self._new_fields: tuple[frozenset[str], ...] = ()
 
@@ -182,7 +185,7 @@ class Program:
     def dump(self, state: Any) -> bytes:
         """The state's bytes. A reducer may have put anything into it: Invalid if it cannot be kept."""
         try:
-            return codec.pack(state)
+            return codec.pack_value(state) if self._deep else codec.pack(state)
         except Exception as error:
             raise self._unusable(error) from error
 

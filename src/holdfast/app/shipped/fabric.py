@@ -91,7 +91,7 @@ class Send(Effect[[FabricSendParams], FabricSendReceipt]):
 def dump(payload: Any) -> bytes:
     """The bytes of a payload, for `payload_cbor`."""
     try:
-        return codec.pack(payload)
+        return codec.pack_value(payload)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Invalid(what="payload", why=str(error)) from None
 
