@@ -12,7 +12,7 @@ from holdfast import codec
 from holdfast.app.handle import WorldHandle
 from holdfast.clock import S
 from holdfast.durable import journal, snapshot
-from holdfast.errors import Invalid, NotFound, UnknownEvent
+from holdfast.errors import Invalid, KeyExpired, NoReply, NotFound, UnknownEvent
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.store import blobs, schema, tuples
 from holdfast.world import history, unknown
@@ -323,8 +323,29 @@ def test_a_key_whose_entry_was_removed_is_not_answered_as_handled() -> None:
     assert rig.head(ada).floor > 1
     assert len(rig.dead()) == 1
     assert ada.send(bank.Failing("x"), key="k").status == "removed"
-    with pytest.raises(NotFound):
+    with pytest.raises(KeyExpired) as raised:
         ada.ask(bank.Failing("x"), key="k", timeout=0)
+    assert raised.value.fields["key"] == "k"
+    assert (raised.value.fields["seq"], raised.value.fields["floor"]) == (1, rig.head(ada).floor)
+    assert raised.value.code == "key_expired"
+
+
+def test_an_answer_that_is_removed_before_it_is_read_is_no_reply() -> None:
+    """Without a key: the event was handled, and there is nothing to repeat it under."""
+    rig = rig_of(hf.Keep(entries=5))
+    ada = rig.world()
+    wait = rig.store.wait
+
+    def late(topic: str, since: int, seconds: float) -> int:
+        if seconds:
+            deposits(rig, ada, 60)
+            lead(rig)
+        return wait(topic, since, 0.0)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig.store, "wait", late)
+        with pytest.raises(NoReply, match="removed"):
+            ada.ask(bank.Deposited(1))
 
 
 def test_an_item_that_was_given_up_is_told_of_when_its_entry_is_removed() -> None:

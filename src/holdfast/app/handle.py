@@ -12,7 +12,7 @@ from holdfast.app.declare import World
 from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox
 from holdfast.durable import journal as journals
-from holdfast.errors import Invalid, NoReply, NotFound, Timeout, UnknownEvent
+from holdfast.errors import Invalid, KeyExpired, NoReply, NotFound, Timeout, UnknownEvent
 from holdfast.messages import event_ingress
 from holdfast.store.api import Txn
 from holdfast.world import catalog, entry, ingress, kernel, unknown
@@ -101,7 +101,8 @@ class WorldHandle(Generic[W]):
         """Deliver an event and wait for what its handler replies.
 
         The reply is in the event's journal entry, so asking again with the same key gets the same
-        answer while `keep=` keeps that entry. UnknownEvent when no worker knew the event's type in time; a
+        answer while `keep=` keeps that entry. After that a repeat of the key is KeyExpired: the event was
+        handled, and its reply is gone. NoReply when there is no reply. UnknownEvent when no worker knew the event's type in time; a
         Timeout says by `waits_for` that the world has stopped before an unknown one.
         """
         runtime = self._runtime
@@ -109,7 +110,7 @@ class WorldHandle(Generic[W]):
         topic = entries_topic(subject_of(runtime.universe, put.world_id))
         deadline_ns = runtime.clock.mono_ns() + int(timeout * 1e9)
         since = runtime.store.wait(topic, 0, 0.0)
-        while (step := runtime.store.read(self._handled, put)) is None:
+        while (step := runtime.store.read(self._handled, put, key)) is None:
             left = (deadline_ns - runtime.clock.mono_ns()) / 1e9
             if left <= 0:
                 runtime.check()
@@ -236,7 +237,7 @@ class WorldHandle(Generic[W]):
             self._runtime.universe, self._id(txn), self.name, app.programs[self.type], app
         )
 
-    def _handled(self, txn: Txn, put: Delivered) -> Step | None:
+    def _handled(self, txn: Txn, put: Delivered, key: str | None) -> Step | None:
         """What became of a delivered event; None while it waits.
 
         Every ingress is one entry, in order, so the seq tells the height.
@@ -249,10 +250,10 @@ class WorldHandle(Generic[W]):
         height = put.seq + (0 if lineage is None else lineage.forked_at_height)
         try:
             [found] = journals.read(txn, subject, height, height + 1, 1)
-        except NotFound:
+        except NotFound as error:
             # Its entry was removed. Where it was given up, something else tells of it.
             if unknown.given_up(txn, universe, put.world_id, put.seq) is None:
-                raise
+                raise self._removed(put.seq, key, error) from None
         else:
             step = entry.decode(found.body)
             if step.outcome is not Outcome.UNKNOWN:
@@ -261,7 +262,15 @@ class WorldHandle(Generic[W]):
         item = unknown.item(txn, universe, put.world_id, put.seq)
         if item.state == "dead":
             raise self._dead(item)
-        return self._handled(txn, replace(put, seq=item.seq))
+        return self._handled(txn, replace(put, seq=item.seq), key)
+
+    def _removed(self, seq: int, key: str | None, error: NotFound) -> KeyExpired | NoReply:
+        """The error for a reply that was removed with its entry."""
+        floor = error.fields.get("floor")
+        why = "the event was handled, and its entry was removed with the reply (keep=)"
+        if key is None:
+            return NoReply(world=self.name, seq=seq, floor=floor, error=why)
+        return KeyExpired(world=self.name, key=key, seq=seq, floor=floor, why=why)
 
     def _dead(self, item: unknown.Item) -> UnknownEvent:
         return UnknownEvent(
