@@ -332,6 +332,37 @@ def test_each_table_is_vacuumed_by_settings_of_its_own(store: PostgresStore) -> 
         assert "autovacuum_vacuum_threshold=" in options
 
 
+def test_the_server_gathers_no_statistics_of_the_keys_of_commits_nor_of_values(
+    store: PostgresStore,
+) -> None:
+    store.transact(_grow)
+    with psycopg.connect(store.address, autocommit=True) as connection:
+        connection.execute("ANALYZE holdfast_row, holdfast_commit")
+        found = connection.execute(
+            "SELECT tablename, attname FROM pg_stats WHERE tablename LIKE 'holdfast%'"
+        ).fetchall()
+    assert {("holdfast_row", "key"), ("holdfast_commit", "no")} <= set(found)
+    assert not {("holdfast_row", "value"), ("holdfast_commit", "keys")} & set(found)
+
+
+def test_a_store_from_before_the_second_migration_stops_to_gather_them_too(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(migrations, "MIGRATIONS", migrations.MIGRATIONS[:1])
+        patched.setattr(migrations, "VERSION", 1)
+        old = PostgresStore(url)
+    with old, PostgresStore(url) as new:
+        # A process of the release before goes on.
+        assert [one.transact(_grow) for one in (old, new, old)] == [1, 2, 3]
+        with psycopg.connect(url) as connection:
+            found = connection.execute(
+                "SELECT attname FROM pg_attribute JOIN pg_class ON pg_class.oid = attrelid "
+                "WHERE relname LIKE 'holdfast%' AND relkind = 'r' AND attstattarget = 0 AND attnum > 0"
+            ).fetchall()
+    assert sorted(found) == [("keys",), ("value",)]
+
+
 # -- sizes -----------------------------------------------------------------------------------------
 
 
