@@ -5,7 +5,8 @@
         [first, second] = spark_cluster.executors()
         os.kill(first.pid, signal.SIGKILL)
 
-- All of it listens on the loopback address, on ports that the kernel chose.
+- All of it listens on the loopback address, on ports that the kernel chose; or, with `on=`, the Master
+  on the first of these hosts and a Worker on each, on the addresses of those (see `tests.spark.hosts`).
 - Nothing polls for readiness: the log of a daemon is its stdout, and `Proc.expect` waits for the line
   that tells it. A failure shows the last lines of that log.
 - A daemon and all below it end with the `with` block. If the test run itself is killed, the kernel
@@ -17,7 +18,7 @@ import contextlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,6 +26,7 @@ import pyspark
 
 from holdfast.spark.java import find
 from tests.processes import ROOT, Proc
+from tests.spark.hosts import ATTACHED, PYTHON, WORK, Host
 
 LOOPBACK = "127.0.0.1"
 START_TIMEOUT_S = 60.0
@@ -39,12 +41,6 @@ CHILD = "holdfast.spark.child"
 SERVICE = "holdfast.spark.service"
 # In the environment of a Worker and of its executors: which one it is, from 0.
 NODE = "HOLDFAST_NODE"
-
-# Die with the parent (PR_SET_PDEATHSIG, SIGKILL), log to stdout, become the program.
-ATTACHED = (
-    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 9); os.dup2(1, 2); "
-    "os.execv(sys.argv[1], sys.argv[1:])"
-)
 
 
 # --- a standalone cluster -----------------------------------------------------------------------
@@ -111,35 +107,41 @@ def cluster(
     cores: int = 1,
     memory_mib: int = 1024,
     env: Mapping[str, str] | None = None,
+    on: Sequence[Host] = (),
 ) -> Iterator[Cluster]:
-    """A Master and its Workers, all registered; their files go below `directory`."""
+    """A Master and its Workers, all registered; their files go below `directory`, or on their hosts."""
+    workers = len(on) or workers
     with contextlib.ExitStack() as stack:
         master = stack.enter_context(
             _daemon(
                 "spark-class",
                 "org.apache.spark.deploy.master.Master",
-                *("--host", LOOPBACK, "--port", "0", "--webui-port", "0"),
+                *("--host", on[0].address if on else LOOPBACK, "--port", "0", "--webui-port", "0"),
                 directory=directory / "master",
                 env=env,
+                on=on[0] if on else None,
             )
         )
         url = re.search(r"spark://\S+", master.expect("Starting Spark master at", START_TIMEOUT_S))
         assert url
-        made = Cluster(url[0], master, config=_whole(workers, cores, memory_mib))
+        driver = on[0].address if on else LOOPBACK
+        made = Cluster(url[0], master, config=_whole(workers, cores, memory_mib, driver))
 
         def start_worker(number: int) -> Proc:
             # Addresses of their own: Spark puts the copy of a slow task on another host only.
-            host = f"127.0.0.{number + 1}"
+            host = on[number].address if on else f"127.0.0.{number + 1}"
+            work = f"{WORK}/work-{number}" if on else str(directory / f"work-{number}")
             return stack.enter_context(
                 _daemon(
                     "spark-class",
                     "org.apache.spark.deploy.worker.Worker",
                     *("--host", host, "--port", "0", "--webui-port", "0"),
                     *("--cores", str(cores), "--memory", f"{memory_mib}m"),
-                    *("--work-dir", str(directory / f"work-{number}")),
+                    *("--work-dir", work),
                     made.url,
                     directory=directory / f"worker-{number}",
                     env={"SPARK_LOCAL_IP": host, **(env or {}), NODE: str(number)},
+                    on=on[number] if on else None,
                 )
             )
 
@@ -150,11 +152,11 @@ def cluster(
         yield made
 
 
-def _whole(workers: int, cores: int, memory_mib: int) -> dict[str, str]:
+def _whole(workers: int, cores: int, memory_mib: int, driver: str) -> dict[str, str]:
     return {
         "spark.cores.max": str(workers * cores),
-        "spark.driver.bindAddress": LOOPBACK,
-        "spark.driver.host": LOOPBACK,
+        "spark.driver.bindAddress": driver,
+        "spark.driver.host": driver,
         "spark.driver.memory": DRIVER_MEMORY,
         "spark.executor.cores": str(cores),
         "spark.executor.extraJavaOptions": JVM_OPTIONS,
@@ -228,7 +230,26 @@ def services(pid: int) -> list[int]:
     return [each for each in _below(pid, table) if SERVICE in table[each].args]
 
 
-def _daemon(program: str, *args: str, directory: Path, env: Mapping[str, str] | None) -> Proc:
+def _daemon(
+    program: str,
+    *args: str,
+    directory: Path,
+    env: Mapping[str, str] | None,
+    on: Host | None = None,
+) -> Proc:
+    if on is not None:
+        place = f"{WORK}/{directory.name}"
+        settings = {
+            "SPARK_HOME": on.spark_home,
+            "SPARK_LOCAL_IP": on.address,
+            "SPARK_LOCAL_DIRS": place,
+            "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
+            "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+            "PYSPARK_PYTHON": PYTHON,
+            **(env or {}),
+        }
+        command = [f"{on.spark_home}/bin/{program}", *args]
+        return on.spawn(*command, directory=place, env=settings, ready=None)
     directory.mkdir(parents=True, exist_ok=True)
     found = find(os.environ)
     settings = {
