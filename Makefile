@@ -53,6 +53,7 @@ check: setup  ## format, lint, types, layers, generated docs: what CI runs first
 	$(BIN)/python -m pytest -q --durations=0 tests/test_tidy.py
 	$(BIN)/python tools/traceability.py --check
 	$(BIN)/python tools/states.py --check
+	$(BIN)/python tools/odd_inputs.py --check
 
 sim: setup  ## simulate SEEDS seeds (2000)
 	$(BIN)/python -m pytest -q -m deep tests/sim
@@ -98,9 +99,10 @@ SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 bench-spark: setup  ## measure stages under faults and their speed beside naive Spark (BUDGET seconds, 1500)
 	$(BIN)/python -m bench.spark --budget-s $(SPARK_BUDGET)
 
-docs: setup  ## regenerate docs/traceability.md and docs/states.md
+docs: setup  ## regenerate docs/traceability.md, docs/states.md and docs/spark-odd-inputs.md
 	$(BIN)/python tools/traceability.py
 	$(BIN)/python tools/states.py
+	$(BIN)/python tools/odd_inputs.py
 
 sizes: setup  ## lines per module, the biggest last
 	$(BIN)/python tools/sizes.py

@@ -1,0 +1,168 @@
+"""Odd inputs of a stage and odd results of its function, one case a row.
+
+A case is what a user does (`given`), the outcome that is documented (`outcome`), and `observe`, which
+does it on a real session and says what came of it in the same words. The test compares the two, and
+`tools/odd_inputs.py` writes docs/spark-odd-inputs.md from `given` and `outcome`: a table of the docs
+cannot say what the code does not do. Add a case to the list of its topic, then run `make docs`.
+
+Cases of `RETURNED` share one run: each is one row of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.errors import HoldfastError
+from holdfast.spark import Run, Stage
+
+pytestmark = pytest.mark.timeout(300)
+
+
+class Case(NamedTuple):
+    """`observe` gets the bench and answers with the outcome, in the words of `outcome`."""
+
+    given: str
+    outcome: str
+    observe: Callable[[Bench], str]
+
+
+@dataclass
+class Bench:
+    """A session, a directory of its own, and the run of the cases in `RETURNED`."""
+
+    spark: SparkSession
+    path: Path
+    returned: dict[int, str]
+
+    def stage(self, fn: Callable[..., Any], **options: Any) -> Stage:
+        settings: dict[str, Any] = {
+            "key": "id", "schema": "y bigint", "store": str(self.path / "data"), "progress": "quiet",
+            **options,
+        }  # fmt: skip
+        return Stage("odd", fn, **settings)
+
+    def refused(self, act: Callable[[], Any]) -> str:
+        """The type and the code of the refusal; the calls that were made are counted in `calls`."""
+        try:
+            act()
+        except HoldfastError as error:
+            calls = self.path / "calls"
+            made = len(calls.read_text()) if calls.exists() else 0
+            when = "before the first call" if not made else f"after {made} calls"
+            return f"refused {when}: `{type(error).__name__}`"
+        return "not refused"
+
+    def run(self, df: DataFrame, fn: Callable[..., Any] | None = None, **options: Any) -> Run:
+        return self.stage(fn or counted(self.path), **options).run(df)
+
+
+def counted(path: Path) -> Callable[[Any], dict[str, int]]:
+    """A function that counts its calls in a file, one character a call."""
+    log = str(path / "calls")
+
+    def work(row: Any) -> dict[str, int]:
+        with open(log, "a") as calls:
+            calls.write(".")
+        return {"y": 1}
+
+    return work
+
+
+# --- what a function returns ----------------------------------------------------------------------
+
+
+class Returned(NamedTuple):
+    """`value` makes what the function returns, in the child."""
+
+    given: str
+    outcome: str
+    value: Callable[[], Any]
+
+
+# The columns that the function of this run may fill; what it leaves out of `only` is null.
+COLUMNS = {"s": "string", "i": "int", "d": "double"}
+
+
+def only(**values: Any) -> dict[str, Any]:
+    return {**dict.fromkeys(COLUMNS), **values}
+
+
+RETURNED = [
+    Returned("a str for `string`", "success: `a`", lambda: only(s="a")),
+    Returned("an int for `string`", "row fails as `schema`", lambda: only(s=1)),
+    Returned("a str for `int`", "row fails as `schema`", lambda: only(i="1")),
+]
+
+
+def answer(row: Any) -> Any:
+    return RETURNED[row.id].value()
+
+
+def run_returned(spark: SparkSession, path: Path) -> dict[int, str]:
+    """The outcome of every case of `RETURNED`, by its place in the list."""
+    schema = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+    bench = Bench(spark, path, {})
+    found: dict[int, str] = {}
+    df = spark.range(0, len(RETURNED), 1, 1)
+    with bench.stage(answer, schema=schema).run(df) as run:
+        for row in run.output().collect():
+            told = [row[name] for name in COLUMNS if row[name] is not None]
+            found[row.id] = f"success: `{', '.join(str(one) for one in told)}`"
+        for row in run.failed().collect():
+            found[row.id] = f"row fails as `{row._error_class}`"
+    return found
+
+
+# --- the table --------------------------------------------------------------------------------------
+
+
+def a_streaming_input(bench: Bench) -> str:
+    df = bench.spark.readStream.format("rate").load().withColumnRenamed("value", "id")
+    return bench.refused(lambda: bench.run(df))
+
+
+INPUTS = [
+    Case("a streaming DataFrame", "refused before the first call: `InputStreaming`", a_streaming_input),
+]  # fmt: skip
+
+TOPICS: dict[str, list[Case]] = {
+    "Input": INPUTS,
+    "Results": [
+        Case(one.given, one.outcome, lambda bench, at=at: bench.returned[at])  # type: ignore[misc]
+        for at, one in enumerate(RETURNED)
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def returned(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> dict[int, str]:
+    return run_returned(spark, tmp_path_factory.mktemp("returned"))
+
+
+@pytest.fixture
+def bench(spark: SparkSession, tmp_path: Path, returned: dict[int, str]) -> Bench:
+    return Bench(spark, tmp_path, returned)
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{topic}: {case.given}")
+        for topic, cases in TOPICS.items()
+        for case in cases
+    ],
+)
+def test_the_documented_outcome_is_the_one_that_is_seen(case: Case, bench: Bench) -> None:
+    assert case.observe(bench) == case.outcome
+
+
+def test_a_case_is_listed_once() -> None:
+    for topic, cases in TOPICS.items():
+        given = [case.given for case in cases]
+        assert len(set(given)) == len(given), topic
