@@ -76,7 +76,7 @@ def test_a_file_that_its_writer_has_just_begun_is_not_taken_for_a_damaged_one(ho
     lock = take_lock(home)
     assert lock is not None
     rows.prepare(home)
-    os.close(lock)
+    lock.close()
     with pytest.raises(StoreCorrupt):
         rows.prepare(home)
 

@@ -9,6 +9,7 @@ import http.client
 import json
 import os
 import shutil
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from holdfast.errors import HoldfastError, NotFound, StoreReplaced
 from holdfast.store.api import Store, Txn
 from holdfast.store.backup import restore
 from holdfast.store.engine import Answer, Engine, Request
-from holdfast.store.reach import dial
+from holdfast.store.reach import dial, start_writer
 from holdfast.store.wire import PROTOCOL, Hello, encode, frame
 from holdfast.store.writer import Writer, open_engine, take_lock
 from tests.process.watch import assert_nobody_is_left, until, writer_of, writers_of
@@ -292,6 +293,44 @@ def test_a_file_beside_the_rows_that_is_removed_costs_a_new_writer_and_no_commit
             assert newcomer.read(lambda txn: (txn.get(("k",)), txn.get(("l",)))) == (b"1", b"2")
 
 
+def test_a_second_writer_does_not_start_while_the_first_has_lost_socket_and_lock_file(
+    home: Path, limits: WriterLimits
+) -> None:
+    """The lock of the directory cannot be removed: it ends with the first writer."""
+    with stores.open(home, limits=limits) as store:
+        store.transact(lambda txn: txn.put(("k",), b"1"))
+        first = writer_of(home)
+        # It stands still, so that it cannot see what happens to its files.
+        os.kill(first.pid, signal.SIGSTOP)
+        try:
+            for name in ("writer.sock", "writer.lock"):
+                (home / name).unlink()
+            assert take_lock(home) is None
+            assert start_writer(home, bootstrap=False, limits=limits) == "held"
+        finally:
+            os.kill(first.pid, signal.SIGCONT)
+        until(lambda: not first.alive, "the writer left", TOLD_S)
+        store.transact(lambda txn: txn.put(("l",), b"2"))
+        with stores.open(home, limits=limits) as newcomer:
+            assert newcomer.read(lambda txn: (txn.get(("k",)), txn.get(("l",)))) == (b"1", b"2")
+
+
+def test_a_writer_that_stands_still_without_its_files_is_ended_by_the_next_client(
+    home: Path,
+) -> None:
+    limits = WriterLimits(linger_s=1.0, stopped_s=0.5)
+    with stores.open(home, limits=limits) as store:
+        store.transact(lambda txn: txn.put(("k",), b"1"))
+        first = writer_of(home)
+        os.kill(first.pid, signal.SIGSTOP)
+        for name in ("writer.sock", "writer.lock"):
+            (home / name).unlink()
+        with stores.open(home, limits=limits) as newcomer:
+            newcomer.transact(lambda txn: txn.put(("l",), b"2"))
+            assert not first.alive
+            assert newcomer.read(lambda txn: txn.get(("k",))) == b"1"
+
+
 def test_without_the_reader_table_a_client_opens_again(home: Path, limits: WriterLimits) -> None:
     """Snapshots of processes that do not share it are not protected from each other."""
     with stores.open(home, limits=limits) as store:
@@ -349,7 +388,7 @@ def test_a_commit_whose_directory_goes_before_its_answer_is_not_acknowledged(
             answer = b""
         assert answer == b"", "it hangs up without an answer"
     serving.join(TOLD_S)
-    os.close(lock)
+    lock.close()
     assert [type(error).code for error in ended] == ["store_gone"]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -100,7 +99,7 @@ def case(home: Path, rows: Rows) -> tuple[str, str]:
             backend.env.close()
     finally:
         if lock is not None:
-            os.close(lock)
+            lock.close()
 
 
 def main() -> None:

@@ -79,7 +79,7 @@ def restore(source: Path, target: Path) -> int:
     finally:
         if partial != target:
             shutil.rmtree(partial, ignore_errors=True)
-        os.close(lock)
+        lock.close()
 
 
 def _check(source: Path) -> None:

@@ -11,7 +11,6 @@ commits (PostgreSQL), so nobody else commits there meanwhile.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -139,7 +138,7 @@ class LmdbPlace:
             with self.reading():
                 pass
         except BaseException:
-            os.close(self._lock)
+            self._lock.close()
             raise
 
     @property
@@ -245,7 +244,7 @@ class LmdbPlace:
     def close(self) -> None:
         if self._opened is not None:
             self._opened.close()
-        os.close(self._lock)
+        self._lock.close()
 
     def _get(self, key: bytes) -> bytes | None:
         with self.reading() as base:

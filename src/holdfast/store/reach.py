@@ -182,12 +182,15 @@ def peer_of(sock: socket.socket) -> tuple[int, str]:
 
 def _lock_holder(path: Path) -> tuple[int, str]:
     """Pid and start time of the writer that has the lock but does not listen; 0 when none has."""
+    inodes: set[str] = set()
+    for file in (path, path / LOCK):
+        with contextlib.suppress(OSError):
+            inodes.add(str(os.stat(file).st_ino))
     with contextlib.suppress(OSError):
-        inode = str(os.stat(path / LOCK).st_ino)
         for line in Path("/proc/locks").read_text().splitlines():
             # 7: FLOCK  ADVISORY  WRITE 4711 fe:00:1234567 0 EOF
             fields = line.split()
-            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] == inode:
+            if fields[1] == "FLOCK" and fields[5].rpartition(":")[2] in inodes:
                 command = Path(f"/proc/{fields[4]}/cmdline").read_bytes()
                 # A restore takes the lock too, and is nobody's to kill.
                 if _BOOT.encode() in command and os.fsencode(path) in command:

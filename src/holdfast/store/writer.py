@@ -1,6 +1,7 @@
 """The writer process of an embedded store: the one process that commits.
 
-Whoever holds the lock on `writer.lock` is the writer. It serves a Unix socket: transactions of all
+The process that holds the lock is the writer: a lock on the directory, which cannot be removed from it, and one on
+`writer.lock`, by which older versions know each other. It serves a Unix socket: transactions of all
 clients that arrive together share one durable commit. It runs no user code and only operations of
 this package. It leaves when it has had no client for a while; when it dies, the next client starts
 another. A client that reads nothing or sends half a frame delays nobody.
@@ -408,18 +409,45 @@ def listen(path: Path) -> socket.socket:
     return listener
 
 
-def take_lock(path: Path) -> int | None:
+class WriterLock:
+    """The writer's lock of a directory, until it is closed or its process ends.
+
+    `writer.lock` can be removed and made anew while a writer has it locked. The directory cannot: a process that
+    reaches the same `data.mdb` by the same path finds the same lock.
+    """
+
+    def __init__(self) -> None:
+        self._held: list[int] = []
+
+    def take(self, path: Path) -> bool:
+        """Whether no other process has it."""
+        try:
+            for file, flags in (
+                (path, os.O_RDONLY | os.O_DIRECTORY),
+                (path / LOCK, os.O_RDWR | os.O_CREAT),
+            ):
+                self._held.append(os.open(file, flags | os.O_CLOEXEC, 0o600))
+                fcntl.flock(self._held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            return False
+        except OSError:
+            self.close()
+            raise
+        return True
+
+    def close(self) -> None:
+        while self._held:
+            os.close(self._held.pop())
+
+
+def take_lock(path: Path) -> WriterLock | None:
     """The writer's lock, or None when another process has it."""
-    fd = os.open(path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(fd)
-        return None
-    return fd
+    lock = WriterLock()
+    return lock if lock.take(path) else None
 
 
-def await_lock(path: Path, patience_s: float) -> int:
+def await_lock(path: Path, patience_s: float) -> WriterLock:
     """The writer's lock. A writer that nobody needs any more leaves after a while; one that was killed may
     have a sync to end first."""
     deadline_ns = SYSTEM.mono_ns() + int(patience_s * S)
