@@ -4,12 +4,18 @@ from pathlib import Path
 
 import pytest
 
+from holdfast import codec
 from holdfast.config import BLOB_THRESHOLD_BYTES
 from holdfast.durable import queue
+from holdfast.messages import event_ingress
 from holdfast.ops.recount import recount
 from holdfast.store import blobs
 from holdfast.store.api import Store
-from tests.cli.conftest import TTL_NS, Run
+from holdfast.world.redrive import Letter
+from tests.cli.conftest import TTL_NS, Rig, Run
+from tests.ops.app import Account, Refused
+
+FAILED = "bank/failed-events"
 
 
 def test_list_shows_code_and_first_line_of_the_error(
@@ -21,6 +27,56 @@ def test_list_shows_code_and_first_line_of_the_error(
     assert header.split() == ["seq", "code", "failures", "expiries", "died", "payload", "error"]
     assert [int(row.split()[0]) for row in rows] == letters
     assert all("no_such_user" in row and "at line 7" not in row for row in rows)
+
+
+@pytest.mark.parametrize("size", [1, BLOB_THRESHOLD_BYTES + 1], ids=["small", "large"])
+def test_a_failed_event_is_shown_with_its_type_key_and_world(
+    run: Run, path: Path, rig: Rig, size: int
+) -> None:
+    """The letter holds the event as it was stored: bytes that say nothing to an operator."""
+    ada = rig.runtime.world(Account, "ada")
+    ada.send(Refused(), key="order-18")
+    rig.work()
+    # As the worker leaves it that gives an unknown event up.
+    ingress = codec.pack(event_ingress("New", b"\x01" * size))
+    for key in ("user:order-17", ""):
+        letter = codec.pack(Letter(rig.world_id(), 9, ingress, key))
+        rig.store.transact(queue.post_dead, FAILED, letter, "unknown_event", "nobody knew it")
+    raised, keyed, plain = run("dead", "list", FAILED, "--store", path).out.splitlines()[1:]
+    assert ("reducer_failed" in raised, "Refused key=order-18 of Account/ada" in raised) == (
+        True,
+        True,
+    )
+    assert ("unknown_event" in keyed, "New key=order-17 of Account/ada" in keyed) == (True, True)
+    assert ("New of Account/ada" in plain, "key=" in plain) == (True, False)
+    letters = run("dead", "list", FAILED, "--store", path, "--json").document["letters"]
+    world = {"world_id": rig.world_id(), "world": "Account/ada"}
+    assert letters[1]["event"] == {
+        "kind": "event",
+        "type": "New",
+        "key": "order-17",
+        "seq": 9,
+        **world,
+    }
+    assert letters[2]["event"]["key"] is None
+    shown = run("dead", "show", FAILED, letters[1]["seq"], "--store", path)
+    told = [line.split(None, 1) for line in shown.out.splitlines()]
+    for pair in (["event", "New"], ["key", "order-17"], ["world", "Account/ada"]):
+        assert pair in told
+    document = run("dead", "show", FAILED, letters[1]["seq"], "--store", path, "--json").document
+    assert document["event"] == letters[1]["event"]
+
+
+def test_a_letter_that_is_none_is_shown_by_its_bytes(run: Run, path: Path, rig: Rig) -> None:
+    rig.store.transact(queue.post_dead, FAILED, b"no letter", "unknown_event", "planted")
+    assert "no letter" in run("dead", "list", FAILED, "--store", path).out
+    [letter] = run("dead", "list", FAILED, "--store", path, "--json").document["letters"]
+    assert "event" not in letter
+
+
+def test_a_letter_of_another_queue_has_no_event(run: Run, path: Path, letters: list[int]) -> None:
+    document = run("dead", "list", "mail", "--store", path, "--json").document
+    assert "event" not in document["letters"][0]
 
 
 def test_stored_data_cannot_draw_on_the_screen(run: Run, path: Path, letters: list[int]) -> None:

@@ -6,6 +6,7 @@ import argparse
 from itertools import chain, islice
 from typing import Any
 
+from holdfast import codec
 from holdfast.cli import EXIT_OK, EXIT_USAGE, effects
 from holdfast.cli.attempts import attempts_document, attempts_text, error_text
 from holdfast.cli.output import (
@@ -27,15 +28,23 @@ from holdfast.cli.redrive import (
 from holdfast.cli.target import add_options, existing
 from holdfast.durable import queue
 from holdfast.durable.queue import Dead
-from holdfast.errors import NotFound
+from holdfast.errors import HoldfastError, NotFound
+from holdfast.messages import Ingress
 from holdfast.ops import pending
 from holdfast.roles import receipts
 from holdfast.store.api import Store, Txn
+from holdfast.world import catalog, redrive
+from holdfast.world.ingress import user_key
 
 LIST_MAX = 100
 ERROR_CHARS_MAX = 60
 PAYLOAD_CHARS_MAX = 40
+EVENT_CHARS_MAX = 80
 PAYLOAD_SHOWN_CHARS_MAX = 4000
+
+
+# Of a failed event: the name of a field on the screen, and in the document.
+_SHOWN = (("event", "type"), ("key", "key"), ("world", "world"), ("inbox seq", "seq"))
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -96,6 +105,7 @@ def _list(store: Store, args: argparse.Namespace) -> None:
         letters = list(islice(chain.from_iterable(pages), args.limit))
     else:
         letters = store.read(queue.dead, args.queue, args.after, args.limit)
+    events = store.read(_events, letters)
     rows = [
         (
             str(letter.seq),
@@ -103,7 +113,7 @@ def _list(store: Store, args: argparse.Namespace) -> None:
             letter.failures,
             letter.expiries,
             time_text(letter.died_ns),
-            payload_text(letter.payload, PAYLOAD_CHARS_MAX) if not letter.blob else "(large)",
+            _payload(letter, events.get(letter.seq)),
             payload_text(_first_line(letter.error), ERROR_CHARS_MAX),
         )
         for letter in letters
@@ -114,14 +124,19 @@ def _list(store: Store, args: argparse.Namespace) -> None:
         text += f"\n{len(rows)} of {counts.dead:,}; more with --after {letters[-1].seq}"
     emit(
         args,
-        {"queue": args.queue, "dead": counts.dead, "letters": [_document(it) for it in letters]},
+        {
+            "queue": args.queue,
+            "dead": counts.dead,
+            "letters": [_document(it, events.get(it.seq)) for it in letters],
+        },
         text,
     )
 
 
 def _show(store: Store, args: argparse.Namespace) -> None:
     letter, payload = store.read(_letter, args.queue, args.seq)
-    document = _document(letter) | {
+    event = store.read(_events, [letter]).get(letter.seq)
+    document = _document(letter, event) | {
         "payload": payload_document(payload),
         "attempts": attempts_document(letter),
     }
@@ -134,6 +149,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("died", time_text(letter.died_ns)),
         ("last owner", letter.owner or None),
         ("redrive of", letter.redrive_of),
+        *([] if event is None else [(what, event[name]) for what, name in _SHOWN]),
         ("payload", payload_text(payload, PAYLOAD_SHOWN_CHARS_MAX)),
     ]
     store_option = f" --store {args.store}" if args.store else ""
@@ -189,8 +205,45 @@ def _first_line(text: str) -> bytes:
     return (text.splitlines() or [""])[0].encode()
 
 
-def _document(letter: Dead) -> dict[str, Any]:
-    return {
+def _events(txn: Txn, letters: list[Dead]) -> dict[int, dict[str, Any]]:
+    """The failed events of worlds among dead letters, by seq, as an operator knows them."""
+    found: dict[int, dict[str, Any]] = {}
+    for letter in letters:
+        universe = redrive.universe_of(letter.queue)
+        if universe is None:
+            return found
+        try:
+            event = codec.unpack_as(redrive.Letter, queue.payload_of(txn, letter))
+            ingress = codec.unpack_as(Ingress, event.ingress)
+        except HoldfastError:
+            continue
+        try:
+            record = catalog.record(txn, universe, event.world_id)
+            world = f"{record.type}/{record.name}"
+        except NotFound:
+            world = None
+        found[letter.seq] = {
+            "kind": ingress.kind.value,
+            "type": ingress.type,
+            "key": event.key.removeprefix(user_key("") or "") or None,
+            "seq": event.seq,
+            "world_id": event.world_id,
+            "world": world,
+        }
+    return found
+
+
+def _payload(letter: Dead, event: dict[str, Any] | None) -> str:
+    if event is None:
+        return payload_text(letter.payload, PAYLOAD_CHARS_MAX) if not letter.blob else "(large)"
+    key = "" if event["key"] is None else f" key={event['key']}"
+    text = f"{event['type']}{key} of {event['world'] or event['world_id']}"
+    return payload_text(text.encode(), EVENT_CHARS_MAX)
+
+
+def _document(letter: Dead, event: dict[str, Any] | None) -> dict[str, Any]:
+    of_world = {} if event is None else {"event": event}
+    return of_world | {
         "queue": letter.queue,
         "seq": letter.seq,
         "code": letter.code,

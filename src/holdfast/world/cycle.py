@@ -35,6 +35,7 @@ class Failed(Record, frozen=True):
     error: str
     code: str = "reducer_failed"
     type: str = ""
+    key: str = ""
 
 
 class Carried(Record, frozen=True):
@@ -203,7 +204,7 @@ def _advance(txn: Txn, cycle: Cycle) -> None:
                 timers.end(txn, universe, world_id, one.alarm)
         inbox.advance(txn, subject, cycle.to_seq, len(cycle.carried))
     for failed in cycle.failed:
-        letter = codec.pack(Letter(world_id, failed.seq, failed.body))
+        letter = codec.pack(Letter(world_id, failed.seq, failed.body, failed.key))
         seq = queue.post_dead.fn(txn, failures(universe), letter, failed.code, failed.error)
         if failed.code == UNKNOWN_EVENT:
             unknown.keep(txn, universe, world_id, failed.seq, failed.type, seq)

@@ -190,7 +190,10 @@ class Host:
                     base=self._snapshot_height,
                 )
                 bodies.append(entry.pack(step))
-                failed.append(Failed(seq, item.body, step.error, UNKNOWN_EVENT, ingress.type))
+                given_up = Failed(
+                    seq, item.body, step.error, UNKNOWN_EVENT, ingress.type, item.key or ""
+                )
+                failed.append(given_up)
                 continue
             height, seq = height + 1, item.seq
             self.working_on = seq
@@ -214,7 +217,7 @@ class Host:
             bodies.append(body)
             size += len(body)
             if stepped.spoiled:
-                failed.append(Failed(seq, item.body, stepped.step.error))
+                failed.append(Failed(seq, item.body, stepped.step.error, key=item.key or ""))
                 safe = self._unspoil(store, safe, bodies)
             else:
                 intents += stepped.intents

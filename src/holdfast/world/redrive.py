@@ -34,11 +34,19 @@ class Letter(Record, frozen=True):
     world_id: str
     seq: int
     ingress: bytes
+    # The key under which it was delivered, if it had one.
+    key: str = ""
 
 
 def failures(universe: str) -> str:
     """The queue where events end that a reducer failed on, or that no code knew in time."""
     return f"{universe}/failed-events"
+
+
+def universe_of(queue_name: str) -> str | None:
+    """The universe whose failed events are in this queue; None for any other queue."""
+    universe = queue_name.rpartition("/")[0]
+    return universe if universe and failures(universe) == queue_name else None
 
 
 def waiting(txn: Txn, universe: str) -> bool:
