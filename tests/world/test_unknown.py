@@ -320,6 +320,22 @@ def test_a_pinned_world_waits_for_its_worker_to_know(sim: Town) -> None:
     assert desk.state().seen == ["new 1", "kept 2"]
 
 
+def test_a_stopped_world_that_is_paused_costs_the_leader_no_commit(sim: Town) -> None:
+    sim.start("A", old.app)
+    desk = sim.later()
+    desk.send(New("1"))
+    sim.go_on()
+    desk.pause()
+    sim.start("B", new.app)
+    before = sim.backend.commits
+    for _ in range(5):
+        sim.leader.tick()
+    assert sim.backend.commits == before
+    desk.resume()
+    sim.go_on()
+    assert desk.state().seen == ["new 1"]
+
+
 def test_a_deleted_world_waits_for_nothing(sim: Town) -> None:
     sim.start("A", old.app)
     desk = sim.later()
@@ -339,13 +355,15 @@ def test_after_its_time_an_unknown_event_is_a_dead_letter_and_redrive_brings_it_
     town.start("A", old.app)
     desk = town.later()
     for event in (Kept("1"), New("2"), Kept("3")):
-        desk.send(event)
+        desk.send(event, key=f"k{type(event).__name__}{event.text}")
     town.go_on()
     town.wait(WAIT_S - 60)
     assert town.dead() == []
     assert town.depth(desk) == 2
     town.wait(60)
-    assert [letter.code for letter in town.dead()] == ["unknown_event"]
+    [letter] = town.dead()
+    assert letter.code == "unknown_event"
+    assert codec.unpack_as(redrive.Letter, letter.payload).key == "user:kNew2"
     assert outcomes(desk) == [("Kept", "ok"), ("New", "unknown"), ("Kept", "ok")]
     assert town.record(desk).unknown is None
     town.stop("A")

@@ -41,6 +41,8 @@ from holdfast.world.need import WORLD, Need
 
 # Worlds that one tick places or moves at most.
 PLACED_PER_TICK = 1000
+# A stopped world: its position among those of its need, since when it waits, its id.
+Waiting = tuple[bytes, int, str]
 # Sweeps in a row, while there is something to collect.
 SWEEPS_MAX = 100
 
@@ -305,14 +307,21 @@ class Orchestrator(Role):
                 continue
             after = b""
             while left > 0:
-                page: list[tuple[bytes, int, str]] = self.store.read(
-                    unknown.waiting, self.universe, need, after, left
-                )
+                page, ready = self.store.read(self._look_at_page, need, after, left, able)
                 if not page:
                     break
-                left -= self.store.transact(self._go_on_page, need, page, able)
+                # A page of worlds that stay stopped, such as paused ones, costs no commit.
+                if ready:
+                    left -= self.store.transact(self._go_on_page, need, ready, able)
                 after = page[-1][0]
         return left <= 0
+
+    def _look_at_page(
+        self, txn: Txn, need: Need, after: bytes, limit: int, able: Able
+    ) -> tuple[list[Waiting], list[Waiting]]:
+        """A page of worlds that wait for this need, and those of them that go on now."""
+        page: list[Waiting] = unknown.waiting(txn, self.universe, need, after, limit)
+        return page, [one for one in page if self._next_host(txn, need, one, able) is not None]
 
     def _overdue(self, since_ns: int) -> bool:
         """Whether nobody came in time. A new leader first hears who is there: a worker that knows the item
@@ -321,29 +330,37 @@ class Orchestrator(Role):
             return False
         return self.store.now_ns() >= since_ns + self._unknown_event_ns
 
-    def _go_on_page(
-        self, txn: Txn, need: Need, page: list[tuple[bytes, int, str]], able: Able
-    ) -> int:
+    def _go_on_page(self, txn: Txn, need: Need, page: list[Waiting], able: Able) -> int:
         txn.require_live(self._held())
         gone = 0
-        for _, since_ns, world_id in page:
-            record = catalog.record(txn, self.universe, world_id)
-            if record.status is not catalog.Status.ACTIVE or not record.stopped:
+        for one in page:
+            found = self._next_host(txn, need, one, able)
+            if found is None:
                 continue
-            found = catalog.assignment(txn, self.universe, world_id)
-            pinned = found.desired_worker_id if found is not None and found.pinned else None
-            chosen = able.choose_for(record, need, pinned)
-            if chosen is not None:
-                unknown.place(txn, record, chosen, f"it knows {need.cause}", give_up=False)
-            elif record.unknown is not None and record.unknown.seq and self._overdue(since_ns):
-                chosen = pinned or able.choose(record)
-                if chosen is None:
-                    continue
-                unknown.place(txn, record, chosen, "its next item is given up", give_up=True)
-            else:
-                continue
+            record, chosen, give_up = found
+            why = "its next item is given up" if give_up else f"it knows {need.cause}"
+            unknown.place(txn, record, chosen, why, give_up=give_up)
             gone += 1
         return gone
+
+    def _next_host(
+        self, txn: Txn, need: Need, waiting: Waiting, able: Able
+    ) -> tuple[WorldRecord, str, bool] | None:
+        """A stopped world that goes on, the worker that gets it, and whether its next item is given up."""
+        _, since_ns, world_id = waiting
+        record = catalog.record(txn, self.universe, world_id)
+        if record.status is not catalog.Status.ACTIVE or not record.stopped:
+            return None
+        found = catalog.assignment(txn, self.universe, world_id)
+        pinned = found.desired_worker_id if found is not None and found.pinned else None
+        chosen = able.choose_for(record, need, pinned)
+        if chosen is not None:
+            return record, chosen, False
+        if record.unknown is not None and record.unknown.seq and self._overdue(since_ns):
+            chosen = pinned or able.choose(record)
+            if chosen is not None:
+                return record, chosen, True
+        return None
 
     def _forget_if_dead(self, gone: workers.WorkerRecord) -> None:
         """A worker that is silent and has no worlds left is forgotten, with the hints it had."""
