@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 import holdfast as hf
 from holdfast.clock import MS, S
-from holdfast.errors import Invalid
-from holdfast.roles.task_worker import HandsLost
+from holdfast.errors import Invalid, StoreBusy
+from holdfast.roles.task_worker import PAUSE_S, HandsLost
 from holdfast.tasks import coordinator, lease
 from holdfast.tasks.coordinator import Answer
 from holdfast.tasks.rows import Limits
@@ -864,6 +865,40 @@ def test_each_outcome_is_committed_before_the_next_task_begins(kind: str) -> Non
         rig.until(lambda: worker.held == 0, "all are collected", worker)
         assert before == [0, 1, 2, 3, 4]
         assert worker.counts[Answer.COMMITTED] == 5
+
+
+def test_a_report_waits_between_tries_while_its_worker_stops_and_the_store_is_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the clock: the flag of a stop does not end a pause that begins after it."""
+    gates = Gates()
+
+    @hf.task(report="each", lease_s=5)
+    def work(n: int) -> None:
+        gates.pass_through(n)
+
+    with shift(work) as rig:
+        worker = rig.worker()
+        [handle] = rig.rt.submit_many(work, [(1,)])
+        rig.until(lambda: gates.inside, "it runs", worker)
+        tries: list[int] = []
+        transact = rig.store.transact
+
+        def away(*args: Any, **kwargs: Any) -> Any:
+            tries.append(rig.clock.mono_ns())
+            # A worker that does not pause is let go after that many.
+            if len(tries) > 5_000:
+                return transact(*args, **kwargs)
+            raise StoreBusy(why="a test says so")
+
+        worker._stopping.set()
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.store, "transact", away)
+            gates.open(1)
+            rig.until(lambda: worker._hands.finished, "its lease is over")
+        assert len(tries) <= 5 / PAUSE_S + 1
+        assert all(b - a >= PAUSE_S * S for a, b in pairwise(tries))
+        assert handle.status().state != "COMPLETED"
 
 
 def test_an_unknown_way_to_report_is_refused() -> None:

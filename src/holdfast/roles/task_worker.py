@@ -380,7 +380,8 @@ class TaskWorker:
             except HoldfastError as error:
                 if not _passing(error):
                     return False
-                self._stopping.wait(PAUSE_S)
+                # By the clock, because a worker that stops keeps trying until the lease is over.
+                self._clock.sleep(PAUSE_S)
                 continue
             with self._counting:
                 self.counts[tasks.Answer(answer)] += 1
