@@ -36,6 +36,8 @@ EXTRA_IMPORTS = {
     "pyspark": {"pyspark"},
     "rich": {"rich"},
     "uvicorn": {"uvicorn"},
+    "obstore": {"obstore"},
+    "pyiceberg": {"pyiceberg"},
 }
 EXTRA_MODULES = frozenset().union(*EXTRA_IMPORTS.values())
 

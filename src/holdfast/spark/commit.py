@@ -54,7 +54,9 @@ class Committer:
         self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Returns when the sink is begun, or refused: both before the first call."""
+        if self._guarded(self._reconcile):
+            self._thread.start()
 
     def stop(self) -> None:
         desk = self.office.desk
@@ -65,17 +67,26 @@ class Committer:
             self._thread.join()
 
     def _run(self) -> None:
+        self._guarded(self._commit_all)
+
+    def _commit_all(self) -> None:
+        while (upto := self._ready()) is not None:
+            self._commit(upto)
+        if not self._stopping:
+            self._finish()
+
+    def _guarded(self, work: Callable[[], None]) -> bool:
+        """False: it was refused for good, and that was told."""
         try:
-            self._reconcile()
-            while (upto := self._ready()) is not None:
-                self._commit(upto)
-            if not self._stopping:
-                self._finish()
+            work()
         except HoldfastError as error:
             self._failed(error)
         except Exception as error:
-            # A sink of somebody else's, perhaps; without a word the run would wait for ever.
+            # A foreign sink, perhaps; without a word the run would wait for ever.
             self._failed(OutputError(why=f"{type(error).__name__}: {error}"))
+        else:
+            return True
+        return False
 
     def _reconcile(self) -> None:
         """The sink knows best what it holds."""

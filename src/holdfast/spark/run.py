@@ -129,6 +129,7 @@ class Drive:
 
     def pull(self, duty: Duty, function: bytes, tasks: int) -> None:
         """Keep a job at it until the run is over."""
+        self._check_refused(self.keeper.ask(wire.Status()))  # the output, before the first call
         body = Pull(duty, function)
         position, barren = b"", 0
         while True:
@@ -168,15 +169,18 @@ class Drive:
         while True:
             ended = job.ended
             stand: wire.Stand = self.keeper.ask(wire.Status())
-            if stand.halted:
-                raise RunHalted(name=self.name, why=stand.halted)
-            if stand.error is not None:
-                raise from_wire(stand.error)
+            self._check_refused(stand)
             progress = codec.unpack_as(runs.Progress, stand.progress)
             self.bar.update(progress, size=sum(progress.counts))
             if stand.over or (ended and not self._committing(progress)):
                 return stand
             job.join(POLL_S) if not ended else SYSTEM.sleep(POLL_S)
+
+    def _check_refused(self, stand: wire.Stand) -> None:
+        if stand.halted:
+            raise RunHalted(name=self.name, why=stand.halted)
+        if stand.error is not None:
+            raise from_wire(stand.error)
 
     def _committing(self, progress: runs.Progress) -> bool:
         """Whether all rows ended, and only the output is still being written."""

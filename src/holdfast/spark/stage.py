@@ -43,7 +43,7 @@ from holdfast.spark.progress import MODES
 from holdfast.spark.rows import arrow_schema
 from holdfast.spark.run import Drive, Run
 from holdfast.spark.service import Charge
-from holdfast.spark.sinks import Sink, open_sink
+from holdfast.spark.sinks import ParquetSink, Sink
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, address_of
 
@@ -164,6 +164,7 @@ class Stage:
                     return self._retry(home, spark, record, prepared, seen)
             elif sink is not None:
                 sink.check_vacant()
+                self._check_output(sink, df, prepared)
             return self._drive(home, spark, df, record, prepared, sink, seen)
         except BaseException:
             home.close()
@@ -275,6 +276,19 @@ class Stage:
         if len({name.lower() for name in [*schema.names, *self.key]}) < len(schema) + len(self.key):
             raise NotAStage(what="schema", why="a column is named twice", found=schema.names)
         return _Prepared(schema, code.dump(self.fn, self.retry_on))
+
+    def _check_output(self, sink: Sink, df: DataFrame, prepared: _Prepared) -> None:
+        """Refuse what the output cannot take, before the input is read and a call is made."""
+        from pyspark.sql.types import StructType
+
+        keys = StructType([df.schema[name] for name in self.key])
+        fields = [*keys.fields, *prepared.schema.fields]
+        if unread := [field.name for field in fields if _is_unread(field.dataType)]:
+            why = "Spark cannot read this type from a file"
+            raise NotAStage(what="schema", why=why, found=unread)
+        check = getattr(sink, "check", None)  # sinks of others may leave it out
+        if check is not None:
+            check(arrow_schema(StructType(fields)))
 
     def _open_store(self, place: str | os.PathLike[str] | None) -> Store:
         url = os.fspath(place or self.store or "")
@@ -484,10 +498,23 @@ def _sink_of(output: str | os.PathLike[str] | Sink | None) -> Sink | None:
     if output is None:
         return None
     if isinstance(output, str | os.PathLike):
-        return open_sink({"kind": "parquet", "path": os.fspath(output)})
+        return ParquetSink(output)
     if not isinstance(output, Sink):
         raise NotAStage(what="output", why="a path or a sink", found=type(output).__name__)
     return output
+
+
+def _is_unread(kind: Any) -> bool:
+    """Whether the type is, or holds, one that Spark writes to Arrow and does not read from Parquet."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.ArrayType):
+        return _is_unread(kind.elementType)
+    if isinstance(kind, types.MapType):
+        return _is_unread(kind.keyType) or _is_unread(kind.valueType)
+    if isinstance(kind, types.StructType):
+        return any(_is_unread(field.dataType) for field in kind.fields)
+    return bool(kind.typeName().startswith("time(") or kind.typeName() == "time")
 
 
 def _host(spark: SparkSession) -> str:

@@ -21,11 +21,13 @@ from holdfast.spark.sinks.api import (
 )
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.files import PartFile
+from holdfast.spark.sinks.location import Location, OutputUnknown, locate
 from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
 
 __all__ = [
     "NOTHING",
     "DeltaSink",
+    "Location",
     "Manifest",
     "OutputCorrupt",
     "OutputError",
@@ -34,12 +36,14 @@ __all__ = [
     "OutputNotOurs",
     "OutputReadOnly",
     "OutputTaken",
+    "OutputUnknown",
     "ParquetSink",
     "Part",
     "PartFile",
     "PartOutOfOrder",
     "Sink",
     "Spec",
+    "locate",
     "open_sink",
     "read_parts",
 ]

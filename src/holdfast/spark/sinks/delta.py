@@ -21,7 +21,6 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -44,6 +43,7 @@ from holdfast.spark.sinks.files import (
     SCRATCH,
     PartFile,
     Step,
+    check_writable,
     drop_temporaries,
     is_scratch_only,
     make_directory,
@@ -56,6 +56,7 @@ from holdfast.spark.sinks.files import (
     typed,
     write_rows,
 )
+from holdfast.spark.sinks.location import locate
 
 TRIES_MAX = 5  # lost races of one commit against other writers of the table
 LOG = "_delta_log"
@@ -66,14 +67,15 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class DeltaSink:
-    def __init__(self, path: str, *, append: bool = False, step: Step = no_step) -> None:
-        text = os.fspath(path).removeprefix("file://")
-        if not text or "\0" in text:
-            raise Invalid(what="path", path=text, why="name a directory or an object store's URL")
-        if "%" in text:  # the library would decode it, and look for the table elsewhere
-            raise Invalid(what="path", path=text, why="Delta tables cannot lie under a name with %")
-        self._local = None if "://" in text else Path(text).absolute()
-        self.path = text if self._local is None else str(self._local)
+    def __init__(
+        self, path: str | os.PathLike[str], *, append: bool = False, step: Step = no_step
+    ) -> None:
+        place = locate(path)
+        if "%" in place.url:  # the library would decode it, and look for the table elsewhere
+            why = "Delta tables cannot lie under a name with %"
+            raise Invalid(what="path", path=place.url, why=why)
+        self._local = place.local
+        self.path = place.url
         self._append = append
         self._step = step
         self._run_id = ""
@@ -93,6 +95,17 @@ class DeltaSink:
                 self._refuse_foreign()
             elif not self._append:
                 raise OutputNotOurs(path=self.path, found="a Delta table")
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse a schema, a table or a place that the first commit would fail at."""
+        self._schema = _delta_schema(plain(schema))
+        delta = _library()
+        with self._told():
+            if delta.DeltaTable.is_deltatable(self.path):
+                self._table = delta.DeltaTable(self.path)
+                self._check_schema()
+            if self._local is not None:
+                check_writable(self._local)
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         if not _SAFE.fullmatch(run_id):
@@ -198,6 +211,9 @@ class DeltaSink:
         ours = self._table.transaction_version(self._run_id) is not None
         if not ours and not self._append:
             raise OutputNotOurs(path=self.path, found="a Delta table without this run")
+        self._check_schema()
+
+    def _check_schema(self) -> None:
         expected = [(field.name, str(field.type)) for field in self._table.schema().fields]
         found = [(f.name, str(f.type)) for f in _library().Schema.from_arrow(self._schema).fields]
         if expected != found:

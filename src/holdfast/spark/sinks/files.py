@@ -62,9 +62,11 @@ def part_name(lo: int, hi: int, suffix: str = "") -> str:
     return f"part-{lo:012d}-{hi:012d}{suffix}.parquet"
 
 
-def put_part(home: Path, name: str, part: Part, *, step: Step = no_step) -> PartFile:
-    """Write `part` as `home/name`. Durable once `home` is synced."""
-    if not part.table.num_rows:
+def put_part(
+    home: Path, name: str, part: Part, *, step: Step = no_step, empty: bool = False
+) -> PartFile:
+    """Write `part` as `home/name`. Durable once `home` is synced. Without rows only if `empty`."""
+    if not part.table.num_rows and not empty:
         return PartFile("", part.lo, part.hi, 0, 0, "")
     temporary = home / SCRATCH / f"{name}.{os.getpid()}{TEMPORARY}"
     try:
@@ -139,6 +141,15 @@ class HashedFile(io.FileIO):
 
 
 # --- directories and what may be wrong with them -------------------------------------------------
+
+
+def check_writable(path: Path) -> None:
+    """Refuse a directory that this process cannot make or write to; touches nothing."""
+    with typed(path):
+        while not path.exists() and path.parent != path:
+            path = path.parent
+        if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
+            raise OutputReadOnly(path=str(path), why="it is not writable")
 
 
 def make_directory(path: Path) -> None:

@@ -3,6 +3,7 @@
     part-<lo>-<hi>.parquet       the successes of [lo, hi)
     _holdfast/manifest.json      the head: whose output this is, its version, how much of the log counts
     _holdfast/parts.jsonl        the log: a line for each part, in seq order
+    _SUCCESS                     made when the output is complete; an output without rows has one empty file
 
 - A commit renames its parts into place, appends their lines, then replaces the head. The head is the
   commit: lines behind its `log_bytes` do not count and are overwritten, files without a counted line
@@ -50,6 +51,7 @@ from holdfast.spark.sinks.files import (
     SCRATCH,
     PartFile,
     Step,
+    check_writable,
     drop_temporaries,
     is_scratch_only,
     make_directory,
@@ -59,10 +61,13 @@ from holdfast.spark.sinks.files import (
     replace_file,
     sync_directory,
     typed,
+    write_rows,
 )
+from holdfast.spark.sinks.location import locate
 
 HEAD = "manifest.json"
 LOG = "parts.jsonl"
+SUCCESS = "_SUCCESS"
 FORMAT = "holdfast-output-1"
 LOCK_WAIT_S = 10.0
 LOCK_POLL_S = 0.02
@@ -130,12 +135,10 @@ class ParquetSink:
         step: Step = no_step,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
-        text = os.fspath(path)
-        if text.startswith("file://"):
-            text = text.removeprefix("file://")
-        if not text or "\0" in text or "://" in text:
-            raise Invalid(what="path", path=text, why="a directory; object stores take delta")
-        self.path = Path(text).absolute()  # the service may run in another directory
+        place = locate(path)
+        if place.local is None:
+            raise Invalid(what="path", path=place.url, why="a directory; object stores take delta")
+        self.path = place.local
         self._step = step
         self._lock_wait_s = lock_wait_s
         self._generation = 0
@@ -147,6 +150,11 @@ class ParquetSink:
     def check_vacant(self) -> None:
         with typed(self.path):
             self._look("", "")
+
+    def check(self, schema: pa.Schema) -> None:
+        """Refuse a schema or a place that the first commit would fail at; touches nothing."""
+        write_rows(plain(schema).empty_table(), pa.BufferOutputStream())
+        check_writable(self.path)
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         self._schema = plain(schema)
@@ -185,7 +193,10 @@ class ParquetSink:
         with typed(self.path), self._lock():
             head = self._own_head()
             if not head.complete:
+                if not head.rows:
+                    head = self._append(head, [self._put_empty(head.version + 1)])
                 self._write_head(msgspec.structs.replace(head, complete=True))
+            self._mark_success()
 
     def parts(self, run_id: str) -> list[str]:
         manifest = read_parts(self.path)
@@ -256,6 +267,20 @@ class ParquetSink:
         table = fitted(part.table, self._schema, path=str(self.path))
         name = part_name(part.lo, part.hi)
         return put_part(self.path, name, part._replace(table=table), step=self._step)
+
+    def _put_empty(self, at: int) -> PartFile:
+        """A file without rows: readers of the directory find the columns in it."""
+        part = Part(at, at, self._schema.empty_table())
+        file = put_part(self.path, part_name(at, at), part, step=self._step, empty=True)
+        sync_directory(self.path)
+        return file
+
+    def _mark_success(self) -> None:
+        """The empty file by which readers of a directory know that it is complete."""
+        mark = self.path / SUCCESS
+        if not mark.exists():
+            mark.touch()
+            sync_directory(self.path)
 
     def _append(self, head: Head, files: list[PartFile]) -> Head:
         """The head that counts `files`, whose lines are in the log when this returns."""

@@ -1,0 +1,126 @@
+"""Outputs of a stage: refused before the first call, or written so that Spark reads them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from holdfast.errors import HoldfastError, Invalid
+from holdfast.spark import Fail
+from holdfast.spark.errors import NotAStage
+from holdfast.spark.sinks import DeltaSink, OutputReadOnly, OutputUnknown, read_parts
+from tests.spark.test_stage import Place
+
+pytestmark = pytest.mark.timeout(120)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+@pytest.mark.parametrize("output", ["dbfs:/x", "default.labels", "hdfs://nn/x"])
+def test_a_foreign_scheme_or_a_table_name_is_refused_before_the_first_call(
+    spark: SparkSession, place: Place, output: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(place.path)
+    before = sorted(os.listdir(place.path))
+    with pytest.raises(OutputUnknown):
+        place.stage(place.counting()).run(spark.range(5), output=output)
+    assert sorted(os.listdir(place.path)) == before
+    assert place.calls() == []
+
+
+@pytest.fixture
+def read_only(tmp_path: Path) -> Any:
+    if os.geteuid() != 0:
+        pytest.fail("this test mounts a disk, as root only: sudo make test")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "ro,size=1M", "tmpfs", str(disk)], check=True)
+    yield disk
+    subprocess.run(["umount", "--lazy", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta"])
+def test_an_output_that_cannot_be_written_is_refused_before_the_first_call(
+    spark: SparkSession, place: Place, kind: str, read_only: Path
+) -> None:
+    output: Any = str(read_only / "out") if kind == "parquet" else DeltaSink(read_only / "out")
+    with pytest.raises(OutputReadOnly):
+        place.stage(place.counting()).run(spark.range(5), output=output)
+    assert place.calls() == []
+
+
+class Refusing:
+    """A sink without `check` that refuses at `begin`, in the service."""
+
+    def __init__(self, path: str = "x") -> None:
+        self.path = path
+
+    def spec(self) -> dict[str, str | int | bool]:
+        return {"kind": "tests.spark.test_stage_output:Refusing", "path": self.path}
+
+    def check_vacant(self) -> None: ...
+
+    def begin(self, run_id: str, name: str, schema: Any) -> int:
+        raise Invalid(what="output", why="not today")
+
+    def commit(self, lo: int, hi: int, table: Any) -> int:
+        raise AssertionError
+
+    def commit_many(self, parts: Any) -> int:
+        raise AssertionError
+
+    def finish(self) -> None: ...
+
+    def parts(self, run_id: str) -> list[str]:
+        return []
+
+
+def test_an_output_that_refuses_to_begin_costs_no_call(spark: SparkSession, place: Place) -> None:
+    stage = place.stage(place.counting())
+    for _ in range(2):  # a new run, and its resume
+        with pytest.raises(HoldfastError, match="not today"):
+            stage.run(spark.range(50), output=Refusing())
+    assert place.calls() == []
+
+
+def test_a_type_that_spark_cannot_read_from_files_is_refused_before_the_first_call(
+    spark: SparkSession, place: Place
+) -> None:
+    for schema in ("t time", "a array<struct<t: time>>"):
+        with pytest.raises(NotAStage):
+            place.stage(place.counting(), schema=schema).run(spark.range(5), output=place.output)
+    assert place.calls() == []
+    assert not Path(place.output).exists()
+
+
+def test_a_complete_output_has_a_success_file(spark: SparkSession, place: Place) -> None:
+    with place.stage(place.counting()).run(spark.range(5), output=place.output) as run:
+        assert run.counts()["COMMITTED"] == 5
+    assert (Path(place.output) / "_SUCCESS").read_bytes() == b""
+    assert spark.read.parquet(place.output).count() == 5
+
+
+@pytest.mark.parametrize("rows", [0, 4], ids=["no input", "every row failed"])
+def test_an_output_without_rows_has_its_columns(
+    spark: SparkSession, place: Place, rows: int
+) -> None:
+    def fail(row: Any) -> Any:
+        return Fail("always")
+
+    with place.stage(fail).run(spark.range(rows), output=place.output) as run:
+        assert run.output().count() == 0
+    found = spark.read.parquet(place.output)
+    assert (found.columns, found.count()) == (["id", "y"], 0)
+    manifest = read_parts(place.output)
+    assert (manifest.rows, manifest.complete, len(manifest.files)) == (0, True, 1)
+    # Complete as it is: a second run does nothing.
+    with place.stage(fail).run(spark.range(rows), output=place.output) as run:
+        assert run.output().count() == 0
