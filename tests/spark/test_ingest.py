@@ -26,6 +26,7 @@ from holdfast.spark.ingest import (
     TaskBody,
     ingest,
 )
+from holdfast.spark.match import HASHES
 
 
 class Put:
@@ -71,8 +72,16 @@ class Folder:
             blocks = merge.merge(got.staged, key, self.read, self.write).blocks
         assert sum(rows for _, rows in blocks) == got.size
         batches = [merge.decode(self.read(n)) for n, _ in blocks]
+        assert all(batch.schema.names == [*got.schema.names, *HASHES] for batch in batches)
+        batches = [batch.select(got.schema.names) for batch in batches]
         assert all(batch.schema == got.schema for batch in batches)
         return [row for batch in batches for row in batch.to_pylist()]
+
+    def hashes(self, got: Ingested, key: str) -> dict[Any, tuple[int, int]]:
+        """The two hashes of each row, by its key."""
+        blocks = [merge.decode(self.read(n)) for n, _ in got.blocks]
+        columns = [[row for b in blocks for row in b[name].to_pylist()] for name in (key, *HASHES)]
+        return {k: (one, two) for k, one, two in zip(*columns, strict=True)}
 
 
 @pytest.fixture
@@ -276,7 +285,9 @@ def test_duplicate_keys_in_different_partitions_are_found_by_the_merge(
     assert caught.value.examples == ["4"]
 
 
-@pytest.mark.parametrize("name", ["_seq", "_state", "_Attempts", "_error", "_holdfast_hash"])
+@pytest.mark.parametrize(
+    "name", ["_seq", "_state", "_Attempts", "_error", "_holdfast_hash", "_holdfast_match_1"]
+)
 def test_a_column_named_like_ours_is_refused(
     spark: SparkSession, folder: Folder, name: str
 ) -> None:
@@ -335,6 +346,35 @@ def test_whatever_differs_in_a_row_differs_in_its_hash(spark: SparkSession) -> N
     rows = [spark.sql(f"select {text}") for text in selects]
     hashed = [df.select(fingerprint.row_hash(df.schema).alias("h")) for df in rows]
     assert reduce(DataFrame.union, hashed).distinct().count() == len(selects)
+
+
+def test_a_row_has_two_hashes_of_the_columns_that_are_matched(
+    spark: SparkSession, folder: Folder
+) -> None:
+    df = spark.sql("select id k, id % 2 text, -id at from range(6)")
+    whole = folder.hashes(ingest(df, ["k"], folder.connect), "k")
+    text = folder.hashes(ingest(df, ["k"], folder.connect, match=["text"]), "k")
+    assert len(set(whole.values())) == 6
+    assert len(set(text.values())) == 2
+    assert len({one for pair in text.values() for one in pair}) == 4, "the two differ"
+    # Neither the order of the columns nor others beside them count.
+    again = spark.sql("select 9 new, -id at, id % 2 text, id k from range(6)")
+    got = ingest(again, ["k"], folder.connect, match=["text"])
+    assert folder.hashes(got, "k") == text
+    assert got.match_digest == fingerprint.match_digest(df.schema, ["text"])
+    assert got.match_digest != fingerprint.match_digest(df.schema, ["text", "at"])
+    swapped = spark.sql("select id k, -id text, id % 2 at from range(6)")
+    assert folder.hashes(ingest(swapped, ["k"], folder.connect), "k") != whole
+
+
+def test_nothing_in_place_of_a_value_changes_both_hashes(spark: SparkSession) -> None:
+    selects = ["1 a, 0 b", "1 a, cast(null as int) b", "cast(null as int) a, 1 b", "0 a, 1 b"]
+    pairs = []
+    for text in selects:
+        df = spark.sql(f"select {text}")
+        [row] = df.select(*fingerprint.match_hashes(df.schema, ["b", "a"])).collect()
+        pairs.append(tuple(row))
+    assert len({one for pair in pairs for one in pair}) == 2 * len(selects)
 
 
 def test_names_and_types_of_columns_are_part_of_the_content(spark: SparkSession) -> None:

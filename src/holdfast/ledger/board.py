@@ -32,9 +32,11 @@ from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
 from holdfast.ledger.choose import choose, leading
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.ledger import illegal
-from holdfast.ledger.position import Dump, Holding, Position
+from holdfast.ledger.position import Dump, Holding, Position, adopter
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.records import (
+    Adopted,
+    AdoptedRange,
     Advanced,
     Cancelled,
     Cancelling,
@@ -47,7 +49,7 @@ from holdfast.ledger.records import (
     Retuned,
     Ripened,
 )
-from holdfast.ledger.states import State
+from holdfast.ledger.states import REPORTED, State
 
 Entries = list[LogEntry]
 
@@ -103,6 +105,31 @@ class Board(Position):
         """Let every grant live for a whole lease from now: nobody could heartbeat meanwhile."""
         for epoch in self.grants:
             self._expires[epoch] = max(self._expires[epoch], now_ns + self.policy.lease_ns)
+
+    # -- taking over ---------------------------------------------------------------------------
+
+    def adopt(
+        self, from_run: str, rows: Sequence[AdoptedRange], now_ns: int
+    ) -> tuple[int, Entries]:
+        """End rows that were never handed out as another run ended them; how many."""
+        self._check_running()
+        now_ns = max(now_ns, self.decided_ns)
+        at = 0
+        for one in rows:
+            if not at <= one.lo < one.hi <= self.size or one.from_lo < 0:
+                raise Invalid(what="adopted", why="not ascending rows of the run", found=one)
+            if one.code not in REPORTED:
+                raise Invalid(what="adopted", why="no outcome of a call", found=one.code)
+            at = one.hi
+            if not self.unseen.holds(one.lo, one.hi):
+                seq = next(s for s in range(one.lo, at) if not self.ledger.is_unseen(s))
+                prior, attempted = self.ledger.state_of(seq).name, State(one.code).name
+                wrong = judge.Misfit(seq, prior, attempted, "adopted twice")
+                self._halt(wrong, adopter(from_run), now_ns)
+        if not rows:
+            return 0, []
+        entry = Adopted(now_ns, self.epoch + 1, from_run, list(rows))
+        return sum(one.hi - one.lo for one in rows), [self._decide(entry)]
 
     # -- handing out ---------------------------------------------------------------------------
 

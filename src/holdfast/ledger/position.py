@@ -29,6 +29,7 @@ from holdfast.ledger.ledger import Ledger
 from holdfast.ledger.pages import Page
 from holdfast.ledger.ranges import Pool, Range, Ranges
 from holdfast.ledger.records import (
+    Adopted,
     Advanced,
     Cancelled,
     Cancelling,
@@ -120,6 +121,11 @@ class Dump(Record, frozen=True):
     ended: list[int]
 
 
+def adopter(from_run: str) -> str:
+    """The owner of rows that are adopted from a run, as errors name it."""
+    return f"run/{from_run}"
+
+
 class Position:
     def __init__(self, size: int, policy: Policy) -> None:
         self.policy = policy
@@ -189,12 +195,28 @@ class Position:
                     for lo, hi in held.begun:
                         self._move(lo, hi, Event.CANCEL, held, reason=ErrorClass.CANCELLATION)
                     self._forget(held)
+            case Adopted():
+                self._adopted(entry)
             case Retuned():
                 self.policy = entry.policy
             case Halted():
                 self.halted = entry
             case Opened():
                 pass
+
+    def _adopted(self, entry: Adopted) -> None:
+        """The moves of a row that is called, each checked by the table; the grant is never held."""
+        self.epoch = entry.epoch
+        held = Holding(entry.epoch, adopter(entry.from_run), False)
+        for one in entry.rows:
+            self.unseen.remove(one.lo, one.hi)
+            self._move(one.lo, one.hi, Event.DISPATCH, held)
+            self.ledger.own(one.lo, one.hi, entry.epoch)
+            self._move(one.lo, one.hi, Event.BEGIN, held, epoch=entry.epoch)
+            self._move(
+                one.lo, one.hi, REPORTED[one.code], held, epoch=entry.epoch,
+                reason=one.error_class,
+            )  # fmt: skip
 
     def _leased(self, entry: Leased) -> None:
         held = self.grants[entry.epoch] = Holding(entry.epoch, entry.owner, entry.alone)

@@ -2,6 +2,7 @@
 applied, so a replay on another day gives the same bits.
 
     Opened      the size and the policy of the run
+    Adopted     rows take the outcome that another run of this name has for the same key and content
     Leased      rows were granted to an owner; the first of them may be begun at once
     Advanced    an owner reported rows and began others; what is retried instead of final is named
     Ripened     retries whose time has come are free again
@@ -55,6 +56,25 @@ class Opened(Record, frozen=True, tag="opened"):
     decided_ns: int
     size: int
     policy: Policy
+
+
+class AdoptedRange(Record, frozen=True):
+    """Rows that ended in another run as its rows from `from_lo` on; `code` is their state there."""
+
+    lo: int
+    hi: int
+    from_lo: int
+    code: int
+    error_class: int = 0
+
+
+class Adopted(Record, frozen=True, tag="adopted"):
+    """One decision dispatches the rows, begins them under an epoch of its own and ends them."""
+
+    decided_ns: int
+    epoch: int
+    from_run: str
+    rows: list[AdoptedRange]
 
 
 class Leased(Record, frozen=True, tag="leased"):
@@ -127,6 +147,7 @@ class Halted(Record, frozen=True, tag="halted"):
 
 LogEntry = (
     Opened
+    | Adopted
     | Leased
     | Advanced
     | Ripened

@@ -8,6 +8,7 @@ who may write any of it holds the lease on `run/<name>`, so a name has one run a
 - An outcome chunk lies under its page and the height of the log entry that took it, so reading a page
   gives its chunks in the order they were decided.
 - `delete` goes in bounded steps, the record last: a run that is half deleted can still be named.
+- A run that others rest on is pinned: it is not deleted while one of them is there.
 
 Nothing here needs NumPy or Arrow: blocks and batches are bytes.
 """
@@ -22,6 +23,7 @@ from msgspec.structs import replace
 
 from holdfast import codec
 from holdfast.codec import Record
+from holdfast.config import SCAN_PAGE
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.durable.journal import Kept
 from holdfast.durable.snapshot import Saved
@@ -40,6 +42,7 @@ class Status(Enum):
     FINISHED = "finished"
     CANCELLED = "cancelled"
     HALTED = "halted"
+    SUPERSEDED = "superseded"
 
 
 class Event(Enum):
@@ -47,6 +50,7 @@ class Event(Enum):
     CANCEL = "cancel"
     FINISH = "finish"
     HALT = "halt"
+    SUPERSEDE = "supersede"
 
 
 RUN = Transitions(
@@ -61,10 +65,18 @@ RUN = Transitions(
         (Status.OPEN, Event.HALT): Status.HALTED,
         (Status.CANCELLING, Event.FINISH): Status.CANCELLED,
         (Status.CANCELLING, Event.HALT): Status.HALTED,
+        # A run over a grown input takes over what this one has.
+        (Status.OPEN, Event.SUPERSEDE): Status.SUPERSEDED,
+        (Status.CANCELLING, Event.SUPERSEDE): Status.SUPERSEDED,
     },
 )
 
 GOING = frozenset({Status.INGESTING, Status.OPEN, Status.CANCELLING})
+
+
+class RunPinned(Invalid):
+    code = "run_pinned"
+    hint = "rows of a newer run rest on this one: delete that run first, or keep both"
 
 
 class RunRecord(Record, frozen=True):
@@ -92,6 +104,21 @@ class RunRecord(Record, frozen=True):
     retry_of: str = ""
     cancel_requested_ns: int = 0
     retry_requested_ns: int = 0
+    # The run whose rows this one takes over, and the one that holds its input blocks if not itself.
+    base_run: str = ""
+    input_run: str = ""
+    # The columns that make a row the same, and the digest of their names and types.
+    match: list[str] = field(default_factory=list)
+    match_digest: str = ""
+    # Whether rows that failed in the runs before are called again.
+    retry_failed: bool = True
+    # Its rows are being removed.
+    deleting: bool = False
+
+    @property
+    def blocks_run(self) -> str:
+        """The run under which the input blocks lie."""
+        return self.input_run or self.run_id
 
 
 class Progress(Record, frozen=True):
@@ -224,6 +251,16 @@ def runs(txn: Txn, after: str = "", limit: int = 100) -> list[RunRecord]:
     return [codec.unpack_as(RunRecord, row) for _, row in rows]
 
 
+def of_name(txn: Txn, name: str) -> list[RunRecord]:
+    """Every run of a name that is kept, newest first."""
+    found: list[RunRecord] = []
+    after = ""
+    while page := runs(txn, after):
+        found += [record for record in page if record.name == name]
+        after = page[-1].run_id
+    return sorted(found, key=lambda record: (record.created_ns, record.run_id), reverse=True)
+
+
 def move(txn: Txn, run_id: str, event: Event, **changes: Any) -> RunRecord:
     """Change a run's status by its table; an end is dated."""
     was = the(txn, run_id)
@@ -300,6 +337,43 @@ def chunks(
     ]
 
 
+# -- runs that rest on others ---------------------------------------------------------------------
+
+
+def pin(txn: Txn, run_id: str, by: str) -> bool:
+    """Keep a run while another is there; False when it is gone or going."""
+    found = get(txn, run_id)
+    if found is None or found.deleting:
+        return False
+    txn.put(_key("p", run_id, by), b"")
+    txn.put(_key("q", by, run_id), b"")
+    return True
+
+
+def unpin(txn: Txn, run_id: str, by: str) -> None:
+    txn.delete(_key("p", run_id, by))
+    txn.delete(_key("q", by, run_id))
+
+
+def pinned_by(txn: Txn, run_id: str, limit: int = 100) -> list[str]:
+    """The runs that rest on this one."""
+    return _named(txn, _key("p", run_id), limit)
+
+
+def rests_on(txn: Txn, run_id: str, limit: int = 100) -> list[str]:
+    """The runs that this one rests on."""
+    return _named(txn, _key("q", run_id), limit)
+
+
+def lineage_key(run_id: str, page: int) -> bytes:
+    return _key("a", run_id) + tuples.pack_int(page)
+
+
+def match_key(run_id: str, n: int) -> bytes:
+    """Where the row hashes of a block lie that were computed after the run."""
+    return _key("m", run_id) + tuples.pack_int(n)
+
+
 def delete(txn: Txn, run_id: str, limit: int) -> int:
     """Remove up to `limit` rows of a run that is over; how many. 0: nothing is left of it."""
     check_limit(limit)
@@ -308,11 +382,17 @@ def delete(txn: Txn, run_id: str, limit: int) -> int:
         return 0
     if was.status in GOING:
         raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
+    if pins := pinned_by(txn, run_id, 1):
+        raise RunPinned(what="run", run=run_id, by=pins[0])
+    if not was.deleting:
+        put(txn, replace(was, deleting=True))
     subject = subject_of(run_id)
     removed = 0
     for prefix in (
         _key("o", run_id),
         _key("i", run_id),
+        _key("a", run_id),
+        _key("m", run_id),
         schema.prefix(schema.Space.JOURNAL, subject),
         schema.prefix(schema.Space.SNAPSHOT, subject),
         _key("c", run_id),
@@ -323,6 +403,8 @@ def delete(txn: Txn, run_id: str, limit: int) -> int:
             txn.delete(key)
         removed += len(rows)
     if removed < limit:
+        for other in rests_on(txn, run_id, SCAN_PAGE):
+            unpin(txn, other, run_id)
         txn.delete(_key("r", run_id))
         if txn.get(_key("n", was.name)) == run_id.encode():
             txn.delete(_key("n", was.name))
@@ -335,6 +417,11 @@ def delete(txn: Txn, run_id: str, limit: int) -> int:
 
 def _key(kind: str, *path: tuples.Element) -> bytes:
     return schema.prefix(schema.Space.RUN, kind, *path)
+
+
+def _named(txn: Txn, prefix: bytes, limit: int) -> list[str]:
+    rows = txn.scan(prefix, tuples.after(prefix), limit)
+    return [str(tuples.unpack(key[len(prefix) :])[0]) for key, _ in rows]
 
 
 def _asked(txn: Txn, record: RunRecord) -> RunRecord:

@@ -21,12 +21,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
+from holdfast.spark.match import digest
+
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import DataType, StructType
+    from pyspark.sql.types import DataType, StructField, StructType
 
 TRUSTED = "plan:"
 UNTRUSTED = "hint:"
@@ -82,11 +85,11 @@ def plan_of(df: DataFrame) -> str:
     settings = [str(df.sparkSession.conf.get(name)) for name in _SETTINGS]
     seen: dict[str, str] = {}
     plain = _ID.sub(lambda found: seen.setdefault(found[1], f"#{len(seen)}"), text)
-    digest = hashlib.sha256()
+    made = hashlib.sha256()
     for part in (df.schema.json(), plain, *settings, *sorted(files)):
-        digest.update(len(part).to_bytes(8, "big") + part.encode())
+        made.update(len(part).to_bytes(8, "big") + part.encode())
     known = not cached and _is_pure(text, bool(files)) and all(files.values())
-    return (TRUSTED if known else UNTRUSTED) + digest.hexdigest()
+    return (TRUSTED if known else UNTRUSTED) + made.hexdigest()
 
 
 def trusted(plan: str) -> bool:
@@ -123,14 +126,40 @@ def row_hash(schema: StructType) -> Column:
     """A hash of all columns of a row, as an expression."""
     from pyspark.sql import functions as F
 
+    parts = _parts(schema.fields)
+    return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
+
+
+def match_hashes(schema: StructType, columns: Sequence[str]) -> list[Column]:
+    """Two hashes of these columns of a row, in any order of theirs: 128 bits together.
+
+    Each column is hashed with the hash so far as the seed, so another seed at the start gives another
+    hash. Neither is cryptographic.
+    """
+    from pyspark.sql import functions as F
+
+    wanted = set(columns)
+    fields = sorted((one for one in schema.fields if one.name in wanted), key=lambda f: f.name)
+    return [F.xxhash64(_mark(seed), *_parts(fields)) for seed in (-2, -3)]
+
+
+def match_digest(schema: StructType, columns: Sequence[str]) -> str:
+    """Names and types of these columns: hashes of another digest cannot be compared with them."""
+    wanted = set(columns)
+    return digest((f.name, f.dataType.simpleString()) for f in schema.fields if f.name in wanted)
+
+
+def _parts(fields: Sequence[StructField]) -> list[Column]:
+    from pyspark.sql import functions as F
+
     parts: list[Column] = []
-    for at, field in enumerate(schema.fields):
+    for at, field in enumerate(fields):
         column = F.col(_quoted(field.name))
         parts += _hashables(column, field.dataType)
         if field.nullable:
             # Nulls do not enter the hash, so this changes nothing for a value and marks its absence.
             parts.append(F.when(column.isNull(), _mark(at)))
-    return F.xxhash64(*parts) if parts else F.lit(0).cast("bigint")
+    return parts
 
 
 def struct(ddl: str) -> StructType:

@@ -18,6 +18,8 @@ Invariants:
   `staged`.
 - `input_hash` is "rows:sum" of the hashes of all rows, so it depends on neither order nor partitions;
   `fingerprint.content_hash` computes the same without ingesting.
+- A block has two columns beside those of the input: hashes of the columns that make a row the same
+  (`match.HASHES`). They travel with their row through every sort and merge.
 - What can be refused without a pass (columns, types) is refused before anything runs. A block with a
   bad key is not stored, and a task that has seen one stores nothing more.
 
@@ -38,6 +40,7 @@ import pyarrow.compute as pc
 from holdfast.errors import Invalid
 from holdfast.spark import fingerprint, keys, merge
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull, KeyTypeUnsupported
+from holdfast.spark.match import HASHES
 from holdfast.spark.merge import BLOCK_BYTES, BLOCK_ROWS, Staged
 
 if TYPE_CHECKING:
@@ -94,6 +97,8 @@ class Ingested:
     input_hash: str
     needs_merge: bool
     staged: list[Staged] = field(repr=False)
+    # Names and types of what the two hashes of a row are made of.
+    match_digest: str = ""
 
 
 def ingest(
@@ -101,12 +106,14 @@ def ingest(
     key: Sequence[str],
     connect: Callable[[], Put],
     *,
+    match: Sequence[str] | None = None,
     block_rows: int = BLOCK_ROWS,
     block_bytes: int = BLOCK_BYTES,
 ) -> Ingested:
     check_input(df, key)
     body = TaskBody(connect, tuple(key), block_rows, block_bytes)
-    hashed = df.select("*", fingerprint.row_hash(df.schema).alias(HASH))
+    match = df.columns if match is None else match
+    hashed = with_hashes(df, match)
     stats = hashed.mapInArrow(body, fingerprint.struct(_STATS)).collect()
 
     _check_keys(stats, key)
@@ -121,7 +128,15 @@ def ingest(
         input_hash=fingerprint.text_of(df.schema, size, sum(row.hash for row in stats)),
         needs_merge=needs_merge,
         staged=staged,
+        match_digest=fingerprint.match_digest(df.schema, match),
     )
+
+
+def with_hashes(df: DataFrame, match: Sequence[str]) -> DataFrame:
+    """The input, the hash of each row, and the two hashes of its `match` columns."""
+    pair = zip(HASHES, fingerprint.match_hashes(df.schema, match), strict=True)
+    hashes = [column.alias(name) for name, column in pair]
+    return df.select("*", fingerprint.row_hash(df.schema).alias(HASH), *hashes)
 
 
 def check_input(df: DataFrame, key: Sequence[str]) -> None:
@@ -136,7 +151,8 @@ def check_input(df: DataFrame, key: Sequence[str]) -> None:
     repeated = sorted({name for name in names if folded.count(name.lower()) > 1})
     if repeated or len(set(key)) < len(key):
         raise ColumnRepeated(columns=repeated or list(key))
-    reserved = [name for name in names if name.lower() in RESERVED or name.lower() == HASH]
+    hidden = {HASH, *HASHES}
+    reserved = [name for name in names if name.lower() in RESERVED or name.lower() in hidden]
     if reserved:
         raise ColumnReserved(columns=reserved)
     for name in key:
@@ -206,7 +222,7 @@ class TaskBody:
                 if not bad:
                     row["bounds"] = self._bounds(batch)
                     if not rows:
-                        row["schema"] = bytes(batch.schema.serialize())
+                        row["schema"] = bytes(_without_hashes(batch.schema).serialize())
                     sender.send(batch, row)
                 rows.append(row)
         yield pa.RecordBatch.from_pylist(rows, schema=_STATS_ARROW)
@@ -280,6 +296,10 @@ class _Sender:
         data = merge.encode(batch)
         row["n"] = self._put.put_block(data)
         row["size_bytes"] = len(data)
+
+
+def _without_hashes(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([field for field in schema if field.name not in HASHES])
 
 
 def _joined(held: list[pa.RecordBatch]) -> tuple[int, pa.RecordBatch]:

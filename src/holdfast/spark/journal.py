@@ -50,7 +50,7 @@ class Input:
 
     def __init__(self, store: Store, record: runs.RunRecord) -> None:
         self.store = store
-        self.run_id = record.run_id
+        self.run_id = record.blocks_run
         self.size = record.size
         self.schema = schema_of(record.input_schema)
         self._blocks = [n for n, _ in record.blocks]
@@ -59,6 +59,7 @@ class Input:
         self._row_bytes: dict[int, int] = {}
 
     def rows(self, ranges: Iterable[Range], columns: list[str] | None = None) -> pa.Table:
+        """Rows of the input; its columns alone, unless others of its blocks are named."""
         found: list[pa.Table] = []
         for lo, hi in ranges:
             while lo < hi:
@@ -73,7 +74,7 @@ class Input:
             table = self.schema.empty_table()
         else:
             table = pa.concat_tables(found) if len(found) > 1 else found[0]
-        return table.select(columns) if columns is not None else table
+        return table.select(self.schema.names if columns is None else columns)
 
     def row_bytes(self, seq: int) -> int:
         """About how large a row is, by the block that holds the seq."""
