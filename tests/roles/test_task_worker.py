@@ -16,7 +16,7 @@ from holdfast.roles.task_worker import PAUSE_S, HandsLost
 from holdfast.tasks import coordinator, lease
 from holdfast.tasks.coordinator import Answer
 from holdfast.tasks.rows import Limits
-from tests.roles.task_rig import Gates, Shift, shift
+from tests.roles.task_rig import LONG_S, Gates, Shift, shift
 
 MODULES = ("holdfast.roles.task_worker", "holdfast.roles.task_run")
 
@@ -865,6 +865,81 @@ def test_each_outcome_is_committed_before_the_next_task_begins(kind: str) -> Non
         rig.until(lambda: worker.held == 0, "all are collected", worker)
         assert before == [0, 1, 2, 3, 4]
         assert worker.counts[Answer.COMMITTED] == 5
+
+
+@pytest.mark.parametrize("kind", ["thread", "loop"])
+def test_no_task_of_the_worker_begins_while_an_outcome_is_committed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not in another hand either: with `report="each"` it is the worker that waits."""
+    began = {n: threading.Event() for n in (1, 2)}
+
+    @hf.task(report="each")
+    def plain(n: int) -> None:
+        began[n].set()
+
+    @hf.task(report="each")
+    async def coroutine(n: int) -> None:
+        began[n].set()
+
+    work: Any = plain if kind == "thread" else coroutine
+    with shift(work) as rig:
+        worker = rig.worker(concurrency=4)
+        transact = rig.store.transact
+        reported, let_go = threading.Event(), threading.Event()
+        early: list[bool] = []
+
+        def slow(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            if operation is coordinator.settle and not reported.is_set():
+                reported.set()
+                let_go.wait(LONG_S)
+                # Time enough for another hand to begin, if nothing held it back.
+                early.append(began[2].wait(0.2))
+            return transact(operation, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.store, "transact", slow)
+            handles = rig.rt.submit_many(work, [(1,)])
+            rig.until(reported.is_set, "the first is reported", worker)
+            handles += rig.rt.submit_many(work, [(2,)])
+            rig.until(lambda: worker.held == 2, "the second is leased", worker)
+            let_go.set()
+            rig.until(lambda: all_in(handles, "COMPLETED"), "both", worker)
+        assert early == [False]
+        assert began[2].is_set()
+
+
+def test_a_task_that_loses_its_lease_at_the_barrier_does_not_begin(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ran: list[tuple[int, int]] = []
+
+    @hf.task(report="each", lease_s=5)
+    def work(n: int) -> None:
+        ran.append((n, hf.current_task().attempt))
+
+    with shift(work) as rig:
+        worker = rig.worker(concurrency=4)
+        transact = rig.store.transact
+        reported, let_go = threading.Event(), threading.Event()
+
+        def slow(operation: Any, *args: Any, **kwargs: Any) -> Any:
+            if operation is coordinator.settle and not reported.is_set():
+                reported.set()
+                let_go.wait(LONG_S)
+            return transact(operation, *args, **kwargs)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(rig.store, "transact", slow)
+            handles = rig.rt.submit_many(work, [(1,)])
+            rig.until(reported.is_set, "the first is reported", worker)
+            handles += rig.rt.submit_many(work, [(2,)])
+            rig.until(lambda: worker.held == 2, "the second is leased", worker)
+            # The worker stands still for longer than both leases.
+            rig.clock.advance(60 * S)
+            let_go.set()
+            rig.until(lambda: all_in(handles, "COMPLETED"), "both", worker, tick_ns=S)
+        assert (2, 1) not in ran
 
 
 def test_a_report_waits_between_tries_while_its_worker_stops_and_the_store_is_away(

@@ -321,7 +321,7 @@ def task(
     `attempts` bounds its failures, `expiries_max` the leases it outlives (a task that kills its worker
     is DEAD in the end). A lease is extended while the function runs, for `execution_window_s` after it
     began or last said `hf.current_task().progress()`. What is kept of it goes `retain_s` after its end.
-    Outcomes go many to a commit; with `report="each"` each is committed before its hand begins another.
+    Outcomes go many to a commit; with `report="each"` each is committed before its worker begins another.
     """
 
     def declare(fn: Callable[..., Any], /) -> Any:

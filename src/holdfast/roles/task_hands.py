@@ -12,8 +12,17 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from holdfast.clock import MS, Clock, S
+from holdfast.roles.report_gate import ReportGate
 from holdfast.roles.task_child import Children
-from holdfast.roles.task_run import Ended, TaskCode, TaskRun, attempt, attempt_async, ended_by
+from holdfast.roles.task_run import (
+    Ended,
+    TaskCode,
+    TaskRun,
+    attempt,
+    attempt_async,
+    ended_by,
+    released,
+)
 from holdfast.runner.crew import Crew, Tasks, Threads
 from holdfast.tasks.lease import LEASE_BATCH_MAX
 from holdfast.tasks.rows import KINDS, LOOP, PROCESS, THREAD
@@ -41,20 +50,28 @@ class Hands:
         tell: Callable[[Ended], bool],
     ) -> None:
         """`tell` commits one report, in the thread of the hand; whether it could."""
+        each = any(code.report == "each" for code in codes.values())
+        gate = ReportGate()
 
         def telling(do: Callable[[TaskRun], Ended]) -> Callable[[TaskRun], Ended]:
             def done(run: TaskRun) -> Ended:
+                if gate.wait() and run.cancelled:
+                    return released(run)
                 ended = do(run)
                 if run.code.report == "each":
-                    ended.told = tell(ended)
+                    with gate.committing():
+                        ended.told = tell(ended)
                 return ended
 
-            return done if any(code.report == "each" for code in codes.values()) else do
+            return done if each else do
 
         async def in_loop(run: TaskRun) -> Ended:
+            if each and await gate.wait_in_loop() and run.cancelled:
+                return released(run)
             ended = await attempt_async(run, clock)
             if run.code.report == "each":
-                ended.told = await asyncio.to_thread(tell, ended)
+                with gate.committing():
+                    ended.told = await asyncio.to_thread(tell, ended)
             return ended
 
         self._crews: dict[int, Crew] = {}

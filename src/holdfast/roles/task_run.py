@@ -34,7 +34,7 @@ class TaskCode(Protocol):
     name: str
     asynchronous: bool
     isolation: str
-    # "batch", or "each": its outcome is committed before its hand begins another task.
+    # "batch", or "each": its outcome is committed before its worker begins another task.
     report: str
 
     def invoke(self, args: bytes) -> Any:
@@ -203,6 +203,11 @@ async def attempt_async(run: TaskRun, clock: Clock) -> Ended:
 
 def ended_by(run: TaskRun, error: Exception, latency_ns: int) -> Ended:
     return Ended(run, failed(run, error), latency_ns)
+
+
+def released(run: TaskRun) -> Ended:
+    """A task that was not begun, because its lease was over first."""
+    return Ended(run, Report(run.grant.seq, run.grant.lease, End.RELEASED))
 
 
 def done(grant: Grant, result: bytes) -> Report:

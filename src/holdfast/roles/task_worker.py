@@ -9,7 +9,8 @@
 - A lease is extended while its function runs, within the task's execution window, which starts anew
   with each sign of progress. A lease that is lost (expired, or the task was cancelled) is told to the
   code that runs under it, and its hand is given up.
-- Reports go many to a commit. The outcome of a task with `report="each"` is committed by its own hand.
+- Reports go many to a commit. The outcome of a task with `report="each"` is committed by its own hand, and no
+  task of this worker begins meanwhile (`report_gate`).
 - A task on its last lease is taken when nothing else is in hand, and nothing is taken beside it.
 - Stopping gives back what is not begun at once, and what still runs after `STOP_GRACE_S`.
 
@@ -369,7 +370,7 @@ class TaskWorker:
             self._give_back(run)
 
     def _tell(self, ended: Ended) -> bool:
-        """Commit one report in the thread of its hand, which begins nothing before; whether it could. Else
+        """Commit one report in the thread of its hand, while no task begins; whether it could. Else
         it goes with the others: the same report again gets the first answer."""
         run = ended.work
         while not run.lapsed and not run.dropped:
