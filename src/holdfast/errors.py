@@ -8,6 +8,7 @@
     │   ├── KeyExpired        the key is older than what is remembered: nobody knows if it was used
     │   └── BadUrl
     ├── NotFound              it is not there
+    │   ├── TaskForgotten     the task has ended, and its result is kept no longer (`retain_s`)
     │   └── StoreGone         the store's directory was removed or moved while it was open
     ├── HeadMoved             re-read: the journal went on, what you computed is void
     ├── IllegalTransition     fix the code: the move is not in the table
@@ -108,6 +109,11 @@ class BadUrl(Invalid):
 
 class NotFound(HoldfastError):
     code = "not_found"
+
+
+class TaskForgotten(NotFound):
+    code = "task_forgotten"
+    hint = "the task has ended, and retain_s has passed since; submit with a longer retain_s to read its result"
 
 
 class StoreGone(NotFound):

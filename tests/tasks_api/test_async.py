@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import holdfast as hf
-from holdfast.errors import Invalid, KeyConflict, NotFound
+from holdfast.errors import Invalid, KeyConflict, NotFound, TaskForgotten
 from holdfast.tasks import coordinator
 from tests.tasks_api.conftest import Open
 
@@ -139,7 +139,28 @@ def test_a_task_that_is_forgotten_meanwhile_is_an_error_for_those_who_wait_for_i
             await ends(waits[1])
         return type(error), waits[1].done()
 
-    assert asyncio.run(go()) == (NotFound, True)
+    assert asyncio.run(go()) == (TaskForgotten, True)
+
+
+def test_a_caller_that_waits_while_its_task_ends_and_is_forgotten_is_told_so(
+    resting: Open,
+) -> None:
+    brief = hf.task(retain_s=0.001)(add.fn)
+    rt = resting(brief)
+    handle = rt.submit(brief, 1)
+    found: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            handle.result(30)
+        except BaseException as error:
+            found.append(error)
+
+    waiter = threading.Thread(target=wait)
+    waiter.start()
+    end_and_forget(rt, handle)
+    waiter.join(30)
+    assert [type(error) for error in found] == [TaskForgotten]
 
 
 def end_and_forget(rt: hf.Runtime, handle: hf.TaskHandle[Any]) -> None:

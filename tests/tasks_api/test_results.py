@@ -13,7 +13,7 @@ import pytest
 import holdfast as hf
 from holdfast.app.runtime import Runtime
 from holdfast.clock import S, SimClock
-from holdfast.errors import Invalid, NotFound, Timeout
+from holdfast.errors import Invalid, NotFound, TaskForgotten, Timeout
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
 from holdfast.tasks import coordinator, recount, verify
@@ -379,8 +379,10 @@ def test_what_has_ended_is_kept_for_its_time_and_then_forgotten(
     maintain(later)
     with pytest.raises(NotFound):
         handle.status()
-    with pytest.raises(NotFound):
+    with pytest.raises(TaskForgotten) as raised:
         handle.result(0)
+    assert (raised.value.code, raised.value.fields["task"]) == ("task_forgotten", handle.id)
+    assert isinstance(raised.value, NotFound)
     with pytest.raises(NotFound):
         handle.cancel()
     assert later.submit(later.app.tasks["add"], 2, key="k").id != handle.id, "the key is free"

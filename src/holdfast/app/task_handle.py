@@ -10,7 +10,7 @@ from holdfast import codec
 from holdfast.app.tasks import Task
 from holdfast.clock import S
 from holdfast.config import TTL_NS_MAX
-from holdfast.errors import HoldfastError, Invalid, Timeout
+from holdfast.errors import HoldfastError, Invalid, NotFound, TaskForgotten, Timeout
 from holdfast.roles.task_run import waiting
 from holdfast.store.api import Txn
 from holdfast.tasks import coordinator, look
@@ -71,7 +71,8 @@ class TaskHandle(Generic[T]):
         return self.status().state not in (State.WAITING.name, State.LEASED.name)
 
     def result(self, timeout: float | None = None) -> T:
-        """What the task returned. Raises TaskFailedError with the task's own error, or Timeout."""
+        """What the task returned. Raises TaskFailedError with the task's own error, Timeout, or
+        TaskForgotten if the task has ended and `retain_s` has passed since."""
         if timeout is not None and not (
             isinstance(timeout, int | float) and timeout <= TIMEOUT_S_MAX
         ):
@@ -118,7 +119,12 @@ class TaskHandle(Generic[T]):
         return coordinator.cancel(txn, self._runtime.universe, [self._id.seq])
 
     def _ended(self, txn: Txn) -> look.Seen | None:
-        row = look.find(txn, self._runtime.universe, self._id)
+        try:
+            row = look.find(txn, self._runtime.universe, self._id)
+        except NotFound:
+            if look.was_forgotten(txn, self._runtime.universe, self._id):
+                raise TaskForgotten(task=self.id, universe=self._runtime.universe) from None
+            raise
         if row.state in (State.WAITING, State.LEASED):
             return None
         return look.see(txn, self._runtime.universe, self._id)

@@ -85,6 +85,12 @@ def find(txn: Txn, universe: str, task: TaskId) -> TaskRow:
     return row
 
 
+def was_forgotten(txn: Txn, universe: str, task: TaskId) -> bool:
+    """Whether a task that is not there was submitted in this store: only tasks that have ended are removed.
+    A number of another generation may be from the time after the backup that was restored."""
+    return task.generation == txn.generation and task.seq <= txn.count(keys_of(universe).seq)
+
+
 def ids_of(txn: Txn, universe: str, seqs: list[int]) -> list[TaskId]:
     """The names of tasks that are there."""
     keys = keys_of(universe)
