@@ -6,6 +6,9 @@ are committed. Delta's library is imported only once a Delta sink is used.
 
 from holdfast.spark.sinks.api import (
     NOTHING,
+    Base,
+    Begun,
+    KeptPart,
     OutputCorrupt,
     OutputError,
     OutputFull,
@@ -15,8 +18,10 @@ from holdfast.spark.sinks.api import (
     OutputTaken,
     Part,
     PartOutOfOrder,
+    Same,
     Sink,
     Spec,
+    SuccessorSink,
     open_sink,
 )
 from holdfast.spark.sinks.delta import DeltaSink
@@ -26,7 +31,10 @@ from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
 
 __all__ = [
     "NOTHING",
+    "Base",
+    "Begun",
     "DeltaSink",
+    "KeptPart",
     "Location",
     "Manifest",
     "OutputCorrupt",
@@ -41,8 +49,10 @@ __all__ = [
     "Part",
     "PartFile",
     "PartOutOfOrder",
+    "Same",
     "Sink",
     "Spec",
+    "SuccessorSink",
     "locate",
     "open_sink",
     "read_parts",

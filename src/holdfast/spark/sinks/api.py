@@ -9,6 +9,13 @@
   version is its last seq: what is at or below the committed version was done before and is skipped.
 - Parts are contiguous. A gap or an overlap means that the cut changed: `PartOutOfOrder`.
 - A part may be empty (every row of it failed or was skipped); its version is committed all the same.
+- The rows of a part are a table, or a function that yields them in row groups: a sink that writes one
+  group after the other holds no more than one of them.
+- A run over input that grew succeeds the run that owns the output (`owner`). `begin_after` is told
+  which rows of the two are the same (`Base`) and answers with the intervals that need no rows
+  (`KeptPart`): the files that stay as they are, for `mode="replace"` and `"upsert"`, and every row
+  that is the same, for `"append"`. All else comes as a `Part`. Until `finish` readers see the former
+  output ("append": what is committed).
 - A sink is rebuilt in another process from `spec()`, which is plain data and holds no secrets:
   credentials come from the environment of the process that writes.
 
@@ -29,7 +36,8 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -82,22 +90,98 @@ class OutputReadOnly(OutputError):
     hint = "the output's directory must be writable by the process that commits"
 
 
+ROW_GROUP_ROWS = 1 << 17
+
+
 class Part(NamedTuple):
-    """The successes of seqs [lo, hi), in seq order."""
+    """The successes of seqs [lo, hi), in seq order.
+
+    `rows` is a table, or a function that yields the row groups of it, each time from the first one.
+    """
 
     lo: int
     hi: int
-    table: pa.Table
+    rows: pa.Table | Callable[[], Iterator[pa.Table]]
+
+    @property
+    def version(self) -> int:
+        return self.hi - 1
+
+    def groups(self) -> Iterator[pa.Table]:
+        """Its rows, a row group at a time; none of them is empty."""
+        if not isinstance(self.rows, pa.Table):
+            yield from (group for group in self.rows() if group.num_rows)
+            return
+        for at in range(0, self.rows.num_rows, ROW_GROUP_ROWS):
+            yield self.rows.slice(at, ROW_GROUP_ROWS)
+
+    @property
+    def table(self) -> pa.Table:
+        """All rows at once. A part that yields nothing has no columns either."""
+        if isinstance(self.rows, pa.Table):
+            return self.rows
+        groups = list(self.rows())
+        return pa.concat_tables(groups) if groups else pa.table({})
+
+
+class Same(NamedTuple):
+    """Rows [lo, hi) of this run are those of the base from `base_lo` on: key, outcome and result."""
+
+    lo: int
+    hi: int
+    base_lo: int
+
+
+class Base(NamedTuple):
+    """The run whose rows an output holds, seen from the run that succeeds it.
+
+    `same` is ascending. It holds rows that ended well or were skipped in both; a row that changed, is
+    new, was called again or is gone is in none of it.
+    """
+
+    run_id: str
+    same: Sequence[Same]
+
+
+class KeptPart(NamedTuple):
+    """Seqs [lo, hi) that need no rows: the output has them, in `file` if they are all of a file."""
+
+    lo: int
+    hi: int
+    file: str = ""
 
     @property
     def version(self) -> int:
         return self.hi - 1
 
 
+class Begun(NamedTuple):
+    """The last committed version, and what needs no rows, ascending."""
+
+    version: int
+    kept: Sequence[KeptPart]
+
+
+@runtime_checkable
+class SuccessorSink(Protocol):
+    """What a sink has in addition if a run over input that grew may write to it.
+
+    `commit_many` takes its `KeptPart`s, among the `Part`s, in seq order.
+    """
+
+    def owner(self) -> str:
+        """The id of the run whose rows the place holds, "" if there is none. Needs no `begin`."""
+
+    def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
+        """Succeed `base.run_id` here, or go on with that."""
+
+
 @runtime_checkable
 class Sink(Protocol):
     def spec(self) -> Spec:
         """Plain data from which `open_sink` rebuilds this sink elsewhere."""
+
+    # May also have check(schema): refuse, before any work, what the first commit would fail at.
 
     def check_vacant(self) -> None:
         """Refuse a place that a new run must not take; touches nothing. Before any work is done."""
@@ -140,6 +224,21 @@ def open_sink(spec: Mapping[str, str | int | bool]) -> Sink:
     return sink
 
 
+def kept_files(base: Base, files: Iterable[tuple[str, int, int]]) -> list[KeptPart]:
+    """The files of the base, as (name, lo, hi), that are rows of this run without a change."""
+    kept: list[KeptPart] = []
+    starts = [one.base_lo for one in base.same]
+    for name, lo, hi in files:
+        at = bisect_right(starts, lo) - 1
+        if at < 0 or hi <= lo:
+            continue
+        same = base.same[at]
+        if hi - same.base_lo <= same.hi - same.lo:
+            shift = same.lo - same.base_lo
+            kept.append(KeptPart(lo + shift, hi + shift, name))
+    return kept
+
+
 def pending(parts: Sequence[Part], version: int, *, path: str) -> list[Part]:
     """The parts above `version`; they must follow it, and each other."""
     wanted = [part for part in parts if part.version > version]
@@ -147,8 +246,8 @@ def pending(parts: Sequence[Part], version: int, *, path: str) -> list[Part]:
     for part in wanted:
         if part.lo != at or part.hi <= part.lo:
             raise PartOutOfOrder(path=path, expected_lo=at, lo=part.lo, hi=part.hi)
-        if part.table.num_rows > part.hi - part.lo:
-            raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=part.table.num_rows)
+        if isinstance(part.rows, pa.Table) and part.rows.num_rows > part.hi - part.lo:
+            raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=part.rows.num_rows)
         at = part.hi
     return wanted
 
@@ -160,6 +259,20 @@ def fitted(table: pa.Table, schema: pa.Schema, *, path: str) -> pa.Table:
             what="part", path=path, expected=schema.to_string(), found=table.schema.to_string()
         )
     return pa.Table.from_arrays(table.columns, schema=schema).combine_chunks()
+
+
+def fitted_part(part: Part, schema: pa.Schema, *, path: str) -> Part:
+    """`part` with exactly `schema`, whose rows are counted while they are read."""
+
+    def groups() -> Iterator[pa.Table]:
+        rows = 0
+        for group in part.groups():
+            rows += group.num_rows
+            if rows > part.hi - part.lo:
+                raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=rows)
+            yield fitted(group, schema, path=path)
+
+    return part._replace(rows=groups)
 
 
 def plain(schema: pa.Schema) -> pa.Schema:

@@ -21,6 +21,7 @@ import json
 import os
 import re
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -35,7 +36,7 @@ from holdfast.spark.sinks.api import (
     Part,
     PartOutOfOrder,
     Spec,
-    fitted,
+    fitted_part,
     pending,
     plain,
 )
@@ -54,7 +55,7 @@ from holdfast.spark.sinks.files import (
     readable,
     sync_directory,
     typed,
-    write_rows,
+    write_groups,
 )
 from holdfast.spark.sinks.location import locate
 
@@ -236,26 +237,30 @@ class DeltaSink:
 
     def _put(self, part: Part) -> Any:
         """The action that adds this part's file, which is written; None for a part without rows."""
-        table = fitted(_in_utc(part.table), self._schema, path=self.path)
-        part = part._replace(table=table)
+        in_utc = part._replace(rows=lambda: (_in_utc(group) for group in part.groups()))
+        fitting = fitted_part(in_utc, self._schema, path=self.path)
+        told = _Statistics()
+        counted = part._replace(rows=lambda: (told.add(group) for group in fitting.groups()))
         name = part_name(part.lo, part.hi, f"-{self._run_id}")
         if self._local is not None:
-            file = put_part(self._local, name, part, step=self._step)
+            file = put_part(self._local, name, counted, self._schema, step=self._step)
         else:
-            file = self._upload(name, part)
+            file = self._upload(name, counted)
         if not file.path:
             return None
         from deltalake.transaction import AddAction
 
-        return AddAction(file.path, file.bytes, {}, 0, True, json.dumps(_statistics(table)))
+        return AddAction(file.path, file.bytes, {}, 0, True, json.dumps(told.found()))
 
     def _upload(self, name: str, part: Part) -> PartFile:
-        if not part.table.num_rows:
+        groups = part.groups()
+        first = next(groups, None)
+        if first is None:
             return PartFile("", part.lo, part.hi, 0, 0, "")
         with self._remote().open_output_stream(name) as stream:
-            write_rows(part.table, stream)
+            rows = write_groups(self._schema, chain([first], groups), stream)
             length = stream.tell()
-        return PartFile(name, part.lo, part.hi, part.table.num_rows, length, "")
+        return PartFile(name, part.lo, part.hi, rows, length, "")
 
     def _remote(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
@@ -371,16 +376,32 @@ def _demand(table: Any) -> str:
     return f"an invariant of {', '.join(checked)}" if checked else ""
 
 
-def _statistics(table: pa.Table) -> dict[str, Any]:
+class _Statistics:
     """What lets a reader pass over files: counts, and the bounds of whole numbers."""
-    low, high, nulls = {}, {}, {}
-    for field, column in zip(table.schema, table.columns, strict=True):
-        if not pa.types.is_nested(field.type):
-            nulls[field.name] = column.null_count
-        if pa.types.is_integer(field.type) and column.null_count < len(column):
-            bounds = pc.min_max(column).as_py()
-            low[field.name], high[field.name] = bounds["min"], bounds["max"]
-    return {"numRecords": len(table), "minValues": low, "maxValues": high, "nullCount": nulls}
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.nulls: dict[str, int] = {}
+        self.bounds: dict[str, tuple[int, int]] = {}
+
+    def add(self, table: pa.Table) -> pa.Table:
+        """Count `table` in, and hand it on."""
+        self.rows += table.num_rows
+        for field, column in zip(table.schema, table.columns, strict=True):
+            name = field.name
+            if not pa.types.is_nested(field.type):
+                self.nulls[name] = self.nulls.get(name, 0) + column.null_count
+            if pa.types.is_integer(field.type) and column.null_count < len(column):
+                found = pc.min_max(column).as_py()
+                low, high = self.bounds.get(name, (found["min"], found["max"]))
+                self.bounds[name] = (min(low, found["min"]), max(high, found["max"]))
+        return table
+
+    def found(self) -> dict[str, Any]:
+        low = {name: bounds[0] for name, bounds in self.bounds.items()}
+        high = {name: bounds[1] for name, bounds in self.bounds.items()}
+        counts = {"numRecords": self.rows, "nullCount": self.nulls}
+        return {**counts, "minValues": low, "maxValues": high}
 
 
 def _told_by(error: BaseException) -> str:

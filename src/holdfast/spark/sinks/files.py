@@ -17,8 +17,9 @@ import hashlib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,7 @@ import pyarrow.parquet as pq
 
 from holdfast.errors import Invalid
 from holdfast.spark.sinks.api import (
+    ROW_GROUP_ROWS,
     OutputError,
     OutputFull,
     OutputNotOurs,
@@ -37,7 +39,6 @@ from holdfast.spark.sinks.api import (
 
 SCRATCH = "_holdfast"  # readers of a directory pass over names that begin with an underscore
 TEMPORARY = ".tmp"
-ROW_GROUP_ROWS = 1 << 17
 PAGE_BYTES = 1 << 20
 
 Step = Callable[[str], object]
@@ -63,15 +64,24 @@ def part_name(lo: int, hi: int, suffix: str = "") -> str:
 
 
 def put_part(
-    home: Path, name: str, part: Part, *, step: Step = no_step, empty: bool = False
+    home: Path,
+    name: str,
+    part: Part,
+    schema: pa.Schema,
+    *,
+    step: Step = no_step,
+    empty: bool = False,
 ) -> PartFile:
     """Write `part` as `home/name`. Durable once `home` is synced. Without rows only if `empty`."""
-    if not part.table.num_rows and not empty:
+    groups = part.groups()
+    first = next(groups, None)
+    if first is None and not empty:
         return PartFile("", part.lo, part.hi, 0, 0, "")
+    parted = chain([first] if first is not None else [], groups)
     temporary = home / SCRATCH / f"{name}.{os.getpid()}{TEMPORARY}"
     try:
         with HashedFile(temporary) as file:
-            write_rows(part.table, file)
+            rows = write_groups(schema, parted, file)
             step("write")
             os.fsync(file.fileno())
         step("fsync")
@@ -82,28 +92,36 @@ def put_part(
         temporary.unlink(missing_ok=True)
         raise
     step("rename")
-    return PartFile(
-        name, part.lo, part.hi, part.table.num_rows, file.length, file.sha256.hexdigest()
-    )
+    return PartFile(name, part.lo, part.hi, rows, file.length, file.sha256.hexdigest())
 
 
 def write_rows(table: pa.Table, where: object) -> None:
-    packed = {f.name: "DELTA_BINARY_PACKED" for f in table.schema if _is_packed(f)}
+    """All of `table`, in row groups of a fixed number of rows."""
+    write_groups(table.schema, Part(0, table.num_rows, table).groups(), where)
+
+
+def write_groups(schema: pa.Schema, groups: Iterable[pa.Table], where: object) -> int:
+    """Each of `groups` as a row group; how many rows. Holds one group at a time."""
+    rows = 0
+    packed = {f.name: "DELTA_BINARY_PACKED" for f in schema if _is_packed(f)}
     try:
-        pq.write_table(
-            table,
+        with pq.ParquetWriter(
             where,
+            schema,
             version="2.6",
             data_page_version="1.0",
             compression="snappy",
-            use_dictionary=[f.name for f in table.schema if _is_text(f.type)],
+            use_dictionary=[f.name for f in schema if _is_text(f.type)],
             column_encoding=packed or None,
             write_statistics=True,
-            row_group_size=ROW_GROUP_ROWS,
             data_page_size=PAGE_BYTES,
-        )
+        ) as writer:
+            for group in groups:
+                rows += group.num_rows
+                writer.write_table(group.combine_chunks(), row_group_size=ROW_GROUP_ROWS)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise Invalid(what="part", why=str(error)) from error
+    return rows
 
 
 def _is_packed(field: pa.Field) -> bool:

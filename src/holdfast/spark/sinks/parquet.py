@@ -43,7 +43,7 @@ from holdfast.spark.sinks.api import (
     Part,
     PartOutOfOrder,
     Spec,
-    fitted,
+    fitted_part,
     pending,
     plain,
 )
@@ -264,14 +264,15 @@ class ParquetSink:
     # --- writing --------------------------------------------------------------------------------
 
     def _put(self, part: Part) -> PartFile:
-        table = fitted(part.table, self._schema, path=str(self.path))
         name = part_name(part.lo, part.hi)
-        return put_part(self.path, name, part._replace(table=table), step=self._step)
+        part = fitted_part(part, self._schema, path=str(self.path))
+        return put_part(self.path, name, part, self._schema, step=self._step)
 
     def _put_empty(self, at: int) -> PartFile:
         """A file without rows: readers of the directory find the columns in it."""
         part = Part(at, at, self._schema.empty_table())
-        file = put_part(self.path, part_name(at, at), part, step=self._step, empty=True)
+        name = part_name(at, at)
+        file = put_part(self.path, name, part, self._schema, step=self._step, empty=True)
         sync_directory(self.path)
         return file
 
