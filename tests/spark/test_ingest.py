@@ -27,15 +27,19 @@ from holdfast.spark.ingest import (
     ingest,
 )
 from holdfast.spark.match import HASHES
+from holdfast.spark.wire import STOP
 
 
 class Put:
     """What a task has of the service: it hands over blocks, here as files."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, unordered_max: int = 1 << 40) -> None:
         self.path = path
+        self.unordered_max = unordered_max
 
-    def put_block(self, data: bytes) -> int:
+    def put_block(self, data: bytes, in_order: bool = True) -> int:
+        if not in_order and len(os.listdir(self.path)) >= self.unordered_max:
+            return STOP
         n = len(os.listdir(self.path))
         while True:
             try:
@@ -223,7 +227,7 @@ def test_blocks_of_a_task_that_ran_twice_are_not_named(folder: Folder) -> None:
 
 def test_a_task_whose_block_is_not_taken_fails(folder: Folder) -> None:
     class Refusing:
-        def put_block(self, data: bytes) -> int:
+        def put_block(self, data: bytes, in_order: bool = True) -> int:
             raise ConnectionError("gone")
 
     batch = pa.RecordBatch.from_pydict({"id": [1], "_holdfast_hash": [1]})
@@ -283,6 +287,56 @@ def test_duplicate_keys_in_different_partitions_are_found_by_the_merge(
     with pytest.raises(KeyDuplicate) as caught:
         folder.rows(got, ["id"])
     assert caught.value.examples == ["4"]
+
+
+def random_keys(spark: SparkSession, rows: int) -> DataFrame:
+    return spark.range(rows, numPartitions=4).select(
+        F.sha2(F.col("id").cast("string"), 256).alias("k"), "id"
+    )
+
+
+def test_an_input_in_no_order_is_sorted_by_spark(spark: SparkSession, folder: Folder) -> None:
+    df = random_keys(spark, 3000)
+    first = ingest(df, ["k"], folder.connect, block_rows=100, memory_bytes=50_000)
+    assert (first.needs_sort, first.needs_merge, first.blocks) == (True, False, [])
+    got = ingest(df, ["k"], folder.connect, block_rows=100, sort=True)
+    assert (got.needs_sort, got.needs_merge, got.size) == (False, False, 3000)
+    found = [row["k"] for row in folder.rows(got, ["k"])]
+    assert found == sorted(found)
+    assert got.input_hash == ingest(df, ["k"], folder.connect).input_hash
+    assert got.input_hash == fingerprint.content_hash(df)
+
+
+def test_a_pass_over_an_input_in_no_order_ends_when_the_service_says_stop(
+    spark: SparkSession, folder: Folder
+) -> None:
+    connect = partial(Put, str(folder.path), 5)
+    got = ingest(random_keys(spark, 20_000), ["k"], connect, block_rows=100)
+    assert got.needs_sort
+    # Of 200 blocks: what was asked for before the fifth was stored may have been stored, too.
+    assert len(folder.names()) <= 5 + 4
+
+
+def test_an_input_whose_blocks_overlap_a_little_is_merged_whatever_its_size(
+    spark: SparkSession, folder: Folder
+) -> None:
+    """Each partition holds a few keys of the next one's range."""
+    key = F.when(F.col("id") % 500 == 499, F.col("id") + 3).otherwise(F.col("id"))
+    df = spark.range(5000, numPartitions=10).select(key.alias("k")).dropDuplicates(["k"])
+    df = df.repartitionByRange(10, (F.col("k") / 500).cast("int")).sortWithinPartitions("k")
+    got = ingest(df, ["k"], folder.connect, block_rows=100, memory_bytes=20_000)
+    assert not got.needs_sort
+    found = [row["k"] for row in folder.rows(got, ["k"])]
+    assert found == sorted(found)
+
+
+def test_duplicate_keys_are_found_after_a_sort(spark: SparkSession, folder: Folder) -> None:
+    """Equal keys are side by side then: in one block, or at the end of one and the start of the next."""
+    df = random_keys(spark, 300)
+    for rows in (1, 100):
+        with pytest.raises(KeyDuplicate) as caught:
+            ingest(df.union(df.filter("id = 7")), ["k"], folder.connect, block_rows=rows, sort=True)
+        assert caught.value.examples == [df.filter("id = 7").first()["k"]]
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Merge: overlapping sorted blocks become disjoint ones, in memory that is bounded by a parameter."""
 
 import datetime as dt
-import weakref
 from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
@@ -80,11 +79,11 @@ def test_nothing_staged_is_nothing_merged() -> None:
     st.sets(st.binary(max_size=6), min_size=1, max_size=120),
     st.randoms(use_true_random=False),
     st.integers(1, 8),
-    st.integers(1, 4000),
     st.integers(1, 40),
+    st.integers(1, 4000),
 )
-def test_any_blocks_merge_to_the_sorted_whole_in_any_memory(
-    values: set[bytes], random: Any, parts: int, memory_bytes: int, block_rows: int
+def test_any_blocks_merge_to_the_sorted_whole(
+    values: set[bytes], random: Any, parts: int, block_rows: int, block_bytes: int
 ) -> None:
     shuffled = sorted(values)
     random.shuffle(shuffled)
@@ -92,7 +91,7 @@ def test_any_blocks_merge_to_the_sorted_whole_in_any_memory(
     chunks = [chunk for at in range(parts) if (chunk := shuffled[at::parts])]
     staged = [blocks.stage(batch_of(chunk, pa.binary())) for chunk in chunks]
     merged = merge.merge(
-        staged, ["k"], blocks.read, blocks.write, memory_bytes=memory_bytes, block_rows=block_rows
+        staged, ["k"], blocks.read, blocks.write, block_rows=block_rows, block_bytes=block_bytes
     )
     assert blocks.column(merged) == sorted(values)
     kept = {n for n, _ in merged.blocks}
@@ -100,12 +99,15 @@ def test_any_blocks_merge_to_the_sorted_whole_in_any_memory(
     assert all(rows <= block_rows for n, rows in merged.blocks if n >= len(staged))
 
 
-def test_a_merge_stays_within_its_memory() -> None:
+def test_a_merge_holds_the_open_blocks_and_no_more() -> None:
     blocks = Blocks()
-    rows, parts = 400_000, 10
-    staged = [blocks.stage(batch_of(range(at, rows, parts))) for at in range(parts)]
-    limit = 1 << 20
-    assert sum(block.size_bytes for block in staged) > 3 * limit
+    chain = [
+        sorted({*range(lo, lo + 30_000), lo + 30_005} - {lo + 5})
+        for lo in range(0, 600_000, 30_000)
+    ]
+    staged = [blocks.stage(batch_of(v)) for v in chain]
+    most = merge.open_bytes_max(staged, ["k"])
+    assert most < sum(block.size_bytes for block in staged) / 5
     before = pa.total_allocated_bytes()
     held: list[int] = []
 
@@ -113,64 +115,63 @@ def test_a_merge_stays_within_its_memory() -> None:
         held.append(pa.total_allocated_bytes() - before)
         return blocks.write(data)
 
-    merged = merge.merge(staged, ["k"], blocks.read, write, memory_bytes=limit)
-    assert blocks.column(merged) == list(range(rows))
-    assert max(held) <= limit
+    merged = merge.merge(staged, ["k"], blocks.read, write, block_bytes=200_000)
+    assert blocks.column(merged) == sorted({k for v in chain for k in v})
+    assert max(held) <= 3 * (most + 200_000)
 
 
-def test_what_does_not_fit_into_memory_is_read_one_block_at_a_time() -> None:
-    class Loan(bytearray):
-        __hash__ = object.__hash__
-        """Unlike bytes, it can be watched."""
-
+@pytest.mark.parametrize("overlap", ["slight", "complete"])
+def test_a_merge_reads_every_block_once(overlap: str) -> None:
     blocks = Blocks()
-    staged = [blocks.stage(batch_of(range(at, 20_000, 10))) for at in range(10)]
-    alive: weakref.WeakSet[Loan] = weakref.WeakSet()
-    most = 0
-
-    def read(n: int) -> memoryview:
-        nonlocal most
-        loan = Loan(blocks.read(n))
-        alive.add(loan)
-        most = max(most, len(alive))
-        return memoryview(loan)
-
-    merged = merge.merge(staged, ["k"], read, blocks.write, memory_bytes=100_000)
-    assert blocks.column(merged) == list(range(20_000))
-    assert most <= 2
-
-
-def test_a_chain_of_slight_overlaps_is_not_read_over_and_over() -> None:
-    blocks = Blocks()
-    chain = [[*range(lo, lo + 1000), lo + 1005] for lo in range(0, 50_000, 1000)]
-    staged = [blocks.stage(batch_of(sorted(set(v) - {v[5]} if v[0] else v))) for v in chain]
+    if overlap == "slight":
+        values = [
+            sorted({*range(lo, lo + 1000), lo + 1005} - {lo + 5}) for lo in range(0, 50_000, 1000)
+        ]
+    else:
+        values = [list(range(at, 20_000, 10)) for at in range(10)]
+    staged = [blocks.stage(batch_of(one)) for one in values]
     reads: list[int] = []
 
     def read(n: int) -> bytes:
         reads.append(n)
         return blocks.read(n)
 
-    merged = merge.merge(staged, ["k"], read, blocks.write, memory_bytes=100_000)
-    assert blocks.column(merged) == sorted({k for v in chain for k in v})
-    assert len(merged.spent) == len(staged)
-    assert len(reads) < 5 * len(staged)
+    merged = merge.merge(staged, ["k"], read, blocks.write, block_bytes=50_000)
+    assert blocks.column(merged) == sorted(k for v in values for k in v)
+    assert sorted(reads) == [block.n for block in staged]
 
 
-@pytest.mark.parametrize("memory_bytes", [1, 2000, 1 << 20])
-def test_a_key_in_two_blocks_is_a_duplicate_in_any_memory(memory_bytes: int) -> None:
+@pytest.mark.parametrize(
+    ("values", "most"),
+    [
+        ([[0, 9], [10, 19]], 1),
+        ([[0, 9], [9, 19]], 2),
+        ([[0, 9], [5, 19], [9, 11], [20, 30]], 3),
+        ([[0, 100], [1, 2], [3, 4], [5, 6]], 2),
+        ([], 0),
+    ],
+)
+def test_open_blocks_are_those_whose_ranges_share_a_key(values: list[list[int]], most: int) -> None:
+    blocks = Blocks()
+    staged = [blocks.stage(batch_of(one)) for one in values]
+    size = staged[0].size_bytes if staged else 0
+    assert merge.open_bytes_max(staged, ["k"]) == most * size
+
+
+def test_a_key_in_two_blocks_is_a_duplicate() -> None:
     blocks = Blocks()
     staged = [blocks.stage(batch_of([1, 7, 9])), blocks.stage(batch_of([2, 7, 8]))]
     with pytest.raises(KeyDuplicate) as caught:
-        merge.merge(staged, ["k"], blocks.read, blocks.write, memory_bytes=memory_bytes)
+        merge.merge(staged, ["k"], blocks.read, blocks.write)
     assert caught.value.examples == ["7"]
     assert caught.value.found == 1
 
 
-def test_the_same_rows_in_every_block_are_found_without_holding_them_all() -> None:
+def test_the_same_rows_in_every_block_are_found_before_anything_is_written() -> None:
     blocks = Blocks()
     staged = [blocks.stage(batch_of(range(2000))) for _ in range(20)]
     with pytest.raises(KeyDuplicate) as caught:
-        merge.merge(staged, ["k"], blocks.read, blocks.write, memory_bytes=20_000)
+        merge.merge(staged, ["k"], blocks.read, blocks.write)
     assert len(caught.value.examples) == keys.EXAMPLES_MAX
     assert len(blocks.stored) == 20
 
@@ -229,11 +230,10 @@ def test_every_type_of_key_has_its_stated_order(kind: pa.DataType, ascending: li
     blocks = Blocks()
     mixed = [ascending[1::2], ascending[0::2]]
     staged = [blocks.stage(batch_of(chunk, kind)) for chunk in mixed]
-    for memory_bytes in (1, 1 << 20):
-        merged = merge.merge(staged, ["k"], blocks.read, blocks.write, memory_bytes=memory_bytes)
-        batches = [merge.decode(blocks.read(n)) for n, _ in merged.blocks]
-        column = pa.concat_batches(batches).column("k")
-        assert column.equals(pa.array(ascending, kind))
+    merged = merge.merge(staged, ["k"], blocks.read, blocks.write)
+    batches = [merge.decode(blocks.read(n)) for n, _ in merged.blocks]
+    column = pa.concat_batches(batches).column("k")
+    assert column.equals(pa.array(ascending, kind))
 
 
 def test_text_that_is_no_utf8_is_ordered_by_its_bytes() -> None:
@@ -253,7 +253,7 @@ def test_a_composite_key_is_ordered_column_by_column(pairs: set[tuple[int, str]]
         rows = [{"k": number, "s": text} for number, text in chunk]
         schema = pa.schema([("k", pa.int32()), ("s", pa.string())])
         staged.append(blocks.stage(pa.RecordBatch.from_pylist(rows, schema=schema), key))
-    merged = merge.merge(staged, key, blocks.read, blocks.write, memory_bytes=200)
+    merged = merge.merge(staged, key, blocks.read, blocks.write)
     both = zip(blocks.column(merged, "k"), blocks.column(merged, "s"), strict=True)
     assert list(both) == sorted(pairs)
 
@@ -280,11 +280,10 @@ def test_payload_columns_of_any_type_follow_their_key() -> None:
             "null": pa.nulls(len(chunk)),
         }
         staged.append(blocks.stage(pa.RecordBatch.from_pydict(columns)))
-    for memory_bytes in (300, 1 << 20):
-        merged = merge.merge(staged, ["k"], blocks.read, blocks.write, memory_bytes=memory_bytes)
-        assert blocks.column(merged, "k") == list(range(6))
-        assert blocks.column(merged, "dictionary") == [f"t{k % 2}{k}" for k in range(6)]
-        assert blocks.column(merged, "large") == [f"t{k % 2}{k}" for k in range(6)]
-        assert blocks.column(merged, "nested") == [[{"a": k, "b": None}] for k in range(6)]
-        assert blocks.column(merged, "map") == [[("x", k)] for k in range(6)]
-        assert blocks.column(merged, "decimal") == [Decimal(k) for k in range(6)]
+    merged = merge.merge(staged, ["k"], blocks.read, blocks.write)
+    assert blocks.column(merged, "k") == list(range(6))
+    assert blocks.column(merged, "dictionary") == [f"t{k % 2}{k}" for k in range(6)]
+    assert blocks.column(merged, "large") == [f"t{k % 2}{k}" for k in range(6)]
+    assert blocks.column(merged, "nested") == [[{"a": k, "b": None}] for k in range(6)]
+    assert blocks.column(merged, "map") == [[("x", k)] for k in range(6)]
+    assert blocks.column(merged, "decimal") == [Decimal(k) for k in range(6)]

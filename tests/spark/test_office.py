@@ -10,11 +10,11 @@ from msgspec.structs import replace
 from holdfast.clock import MS, S, SimClock, iso_time
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Lease
-from holdfast.errors import IllegalTransition
+from holdfast.errors import IllegalTransition, Invalid
 from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog, open_run
-from holdfast.spark import wire
+from holdfast.spark import office, wire
 from holdfast.spark.desk import Desk
 from holdfast.spark.journal import schema_bytes
 from holdfast.spark.office import Office
@@ -30,7 +30,7 @@ ROWS = 20
 class Offices:
     """A run on a store in memory, and the office that serves it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sealed: bool = True) -> None:
         self.clock = SimClock()
         self.store = LocalStore("memory:", MemoryBackend(), self.clock)
         record = runs.RunRecord(
@@ -47,6 +47,8 @@ class Offices:
         )
         self.desk = Desk(None, RunLog(self.store, "r-1", self.lease))
         self.office = Office(self.store, self.desk, record, 0.0, self.clock)
+        if not sealed:
+            return
         block = self.office.put_block(memoryview(stream_of(table(0, ROWS))))
         self.office.seal(seal([(block.n, ROWS)]))
 
@@ -131,3 +133,21 @@ def test_a_service_that_takes_over_tells_the_time_of_the_illegal_move(offices: O
     record = offices.record()
     assert record.status is runs.Status.HALTED
     assert f"at {iso_time(wall_ns)} (store time {iso_time(halted.decided_ns)})" in record.halted
+
+
+def test_blocks_out_of_order_are_stopped_when_a_merge_could_not_hold_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    block = memoryview(stream_of(table(0, ROWS)))
+    monkeypatch.setattr(office, "SORT_BYTES", 3 * len(block))
+    run = Offices(sealed=False)
+    assert [run.office.put_block(block, in_order=False).n for _ in range(5)] == [0, 1, 2, -1, -1]
+    assert run.office.status().taken_bytes == 3 * len(block)
+    run.office.drop_input()
+    assert run.office.status().taken_bytes == 0
+    assert run.store.read(runs.block, "r-1", 0) is None
+    assert [run.office.put_block(block).n for _ in range(5)] == [3, 4, 5, 6, 7]
+    run.office.seal(seal([(5, ROWS)]))
+    assert run.record().blocks == [(5, ROWS)]
+    with pytest.raises(Invalid):
+        run.office.drop_input()

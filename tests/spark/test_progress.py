@@ -80,8 +80,22 @@ def test_reading_the_input_is_told_before_there_are_figures() -> None:
         bar.ingesting()
         bar.update(at(S, 0), size=SIZE)
     ingest, run = stream.getvalue().splitlines()
-    assert ingest == "labels ingest: reading and sorting the input"
+    assert ingest == "labels ingest: reading the input"
     assert run.startswith("labels run 0/2,000")
+
+
+@pytest.mark.parametrize(
+    ("sorting", "told"),
+    [
+        (False, "labels ingest: reading the input, 12 MB stored"),
+        (True, "labels ingest: sorting the input with Spark, 12 MB stored"),
+    ],
+)
+def test_the_size_of_the_stored_input_is_shown(sorting: bool, told: str) -> None:
+    stream = io.StringIO()
+    with Bar("labels", mode="plain", stream=stream) as bar:
+        bar.ingesting(12_345_678, sorting=sorting)
+    assert stream.getvalue().splitlines() == [told]
 
 
 def test_a_name_cannot_draw_on_the_screen() -> None:

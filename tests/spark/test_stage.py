@@ -737,6 +737,21 @@ def test_bad_keys_are_refused_by_their_kind(spark: SparkSession, place: Place) -
         assert run.counts()["COMMITTED"] == 2
 
 
+def test_a_large_input_in_no_order_is_numbered_in_the_order_of_its_key(
+    spark: SparkSession, place: Place
+) -> None:
+    """More than a merge holds in memory, so Spark sorts it."""
+    text = F.sha2(F.col("id").cast("string"), 256)
+    df = spark.range(2000, numPartitions=4).select(
+        text.alias("k"), F.repeat(text, 1000).alias("text"), "id"
+    )
+    stage = Stage("large", lambda row: {"y": len(row.text)}, key="k", schema=Y, store=place.store)
+    with stage.run(df) as run:
+        found = [(row.k, row.y) for row in run.output().collect()]
+    assert [k for k, _ in found] == sorted(row.k for row in df.select("k").collect())
+    assert {y for _, y in found} == {64_000}
+
+
 def test_a_function_that_cannot_travel_is_refused_before_anything_is_made(
     spark: SparkSession, place: Place
 ) -> None:

@@ -129,8 +129,8 @@ class BlockLine:
     def __init__(self, address: Address) -> None:
         self._client = Client(address, "ingest")
 
-    def put_block(self, data: bytes) -> int:
-        answer, _ = self._client.ask(wire.PutBlock(), data)
+    def put_block(self, data: bytes, in_order: bool = True) -> int:
+        answer, _ = self._client.ask(wire.PutBlock(in_order), data)
         return int(answer.n)
 
     def close(self) -> None:

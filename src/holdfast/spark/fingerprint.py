@@ -154,7 +154,7 @@ def _parts(fields: Sequence[StructField]) -> list[Column]:
 
     parts: list[Column] = []
     for at, field in enumerate(fields):
-        column = F.col(_quoted(field.name))
+        column = F.col(quoted(field.name))
         parts += _hashables(column, field.dataType)
         if field.nullable:
             # Nulls do not enter the hash, so this changes nothing for a value and marks its absence.
@@ -241,7 +241,7 @@ def _has_map(kind: DataType) -> bool:
     return isinstance(kind, types.MapType)
 
 
-def _quoted(name: str) -> str:
+def quoted(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 

@@ -1,21 +1,25 @@
 """Ingest: a DataFrame becomes a journal of sorted Arrow blocks, and every row gets its seq.
 
     ingest(df, key, connect) -> Ingested
+    ingest(df, key, connect, sort=True)     after a first pass that ended with `needs_sort`
 
-The seq of a row is its rank in the ascending order of the key (`keys` states that order). One pass of
-the input does all of it: each Spark task cuts its rows into blocks, sorts a block unless it is in
-order already, hands it over, and returns for each block its number, size, first and last key and the
-sum of its row hashes. From these the driver knows the order of the blocks:
+The seq of a row is its rank in the ascending order of the key (`keys` states that order). A pass over the
+input does all of it: each Spark task cuts its rows into blocks, sorts a block unless it is in order
+already, hands it over, and returns for each block its number, size, first and last key and the sum of its
+row hashes. From these the driver knows the order of the blocks:
 
 - Disjoint (an input that comes sorted): seq is a prefix sum over the blocks, nothing is rewritten.
-- Overlapping: `needs_merge`, and `blocks` is empty until `merge.merge` has run where the blocks are.
+- Overlapping a little: `needs_merge`, and `blocks` is empty until `merge.merge` has run where the blocks are.
+- In no order (random keys): `needs_sort`. The ledger service counts the bytes of blocks that came out of
+  order and stops the pass when a merge could not hold them, so that such a pass ends early. The driver
+  drops the blocks and runs a second pass over `repartitionByRange` and `sortWithinPartitions` of Spark,
+  whose blocks are disjoint.
 
 Invariants:
 
 - Executors never open the store. `connect()` is called in the task, once, in the thread that uses it.
-- Only the blocks that the collected result names are input. A task that runs twice (retry,
-  speculation) leaves blocks behind that nobody names: whoever keeps them deletes what is not in
-  `staged`.
+- Only the blocks that the collected result names are input. A task that runs twice (retry, speculation)
+  leaves blocks that no result names: the service deletes what is not in `staged`.
 - `input_hash` is "rows:sum" of the hashes of all rows, so it depends on neither order nor partitions;
   `fingerprint.content_hash` computes the same without ingesting.
 - A block has two columns beside those of the input: hashes of the columns that make a row the same
@@ -23,8 +27,8 @@ Invariants:
 - What can be refused without a pass (columns, types) is refused before anything runs. A block with a
   bad key is not stored, and a task that has seen one stores nothing more.
 
-Why the sort is not left to Spark: `orderBy` would sample, shuffle and spill all of the input, which
-costs several times this pass even when the input is sorted already.
+Why Spark does not sort every input: a sort samples, shuffles and spills all of it, which costs several
+times this pass, and inputs that come sorted are common.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
 import pyarrow as pa
@@ -41,7 +46,8 @@ from holdfast.errors import Invalid
 from holdfast.spark import fingerprint, keys, merge
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull, KeyTypeUnsupported
 from holdfast.spark.match import HASHES
-from holdfast.spark.merge import BLOCK_BYTES, BLOCK_ROWS, Staged
+from holdfast.spark.merge import BLOCK_BYTES, BLOCK_ROWS, MEMORY_BYTES, Staged
+from holdfast.spark.wire import STOP
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -51,6 +57,7 @@ __all__ = [
     "ColumnReserved",
     "Ingested",
     "InputStreaming",
+    "InputUnstable",
     "KeyDuplicate",
     "KeyMissing",
     "KeyNull",
@@ -79,14 +86,19 @@ class ColumnRepeated(Invalid):
     hint = "Spark tells columns apart regardless of case; rename or drop one of them"
 
 
+class InputUnstable(Invalid):
+    code = "input_unstable"
+    hint = "Spark gave rows out of the order it sorted them by: the key changes from one evaluation to the next; write the input to files first"
+
+
 class InputStreaming(Invalid):
     code = "input_streaming"
     hint = "a stage takes a batch DataFrame; use it inside foreachBatch"
 
 
 class Put(Protocol):
-    def put_block(self, data: bytes) -> int:
-        """Store the block; its number."""
+    def put_block(self, data: bytes, in_order: bool) -> int:
+        """Store the block; its number, or `STOP`. `in_order`: its rows came in the order of the key."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +111,8 @@ class Ingested:
     staged: list[Staged] = field(repr=False)
     # Names and types of what the two hashes of a row are made of.
     match_digest: str = ""
+    # Nothing else here counts then.
+    needs_sort: bool = False
 
 
 def ingest(
@@ -109,17 +123,29 @@ def ingest(
     match: Sequence[str] | None = None,
     block_rows: int = BLOCK_ROWS,
     block_bytes: int = BLOCK_BYTES,
+    memory_bytes: int = MEMORY_BYTES,
+    sort: bool = False,
 ) -> Ingested:
     check_input(df, key)
     body = TaskBody(connect, tuple(key), block_rows, block_bytes)
     match = df.columns if match is None else match
     hashed = with_hashes(df, match)
+    if sort:
+        named = [fingerprint.quoted(name) for name in key]
+        hashed = hashed.repartitionByRange(*named).sortWithinPartitions(*named)
     stats = hashed.mapInArrow(body, fingerprint.struct(_STATS)).collect()
 
     _check_keys(stats, key)
-    staged = [Staged(row.n, row.rows, row.size_bytes, bytes(row.bounds)) for row in stats]
+    stopped = any(row.n == STOP for row in stats)
+    staged = [
+        Staged(row.n, row.rows, row.size_bytes, bytes(row.bounds)) for row in stats if row.n >= 0
+    ]
     groups = merge.overlapping(staged, key)
     needs_merge = len(groups) < len(staged)
+    if sort:
+        _check_sorted(groups, key, stopped)
+    elif stopped or (needs_merge and merge.open_bytes_max(staged, key) > memory_bytes):
+        return Ingested(0, [], _schema_of(df, stats), "", False, [], needs_sort=True)
     size = sum(block.rows for block in staged)
     return Ingested(
         size=size,
@@ -189,6 +215,18 @@ def _check_keys(stats: list[Any], key: Sequence[str]) -> None:
         raise KeyDuplicate(key=list(key), found=repeats, examples=told)
 
 
+def _check_sorted(groups: list[list[Staged]], key: Sequence[str], stopped: bool) -> None:
+    """After a sort only equal keys can make blocks touch: a sort puts them side by side."""
+    for group in groups:
+        for before, after in pairwise(group):
+            if merge.bounds(before, key)[1] == merge.bounds(after, key)[0]:
+                last = merge.decode(before.bounds)
+                told = keys.examples(last, key, pa.array([1], pa.int64()))
+                raise KeyDuplicate(key=list(key), found=1, examples=told)
+    if stopped or any(len(group) > 1 for group in groups):
+        raise InputUnstable(key=list(key))
+
+
 def _schema_of(df: DataFrame, stats: list[Any]) -> pa.Schema:
     for row in stats:
         if row.schema is not None:
@@ -225,6 +263,8 @@ class TaskBody:
                         row["schema"] = bytes(_without_hashes(batch.schema).serialize())
                     sender.send(batch, row)
                 rows.append(row)
+                if sender.stopped:
+                    break
         yield pa.RecordBatch.from_pylist(rows, schema=_STATS_ARROW)
 
     def _sorted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, Any]]:
@@ -232,7 +272,9 @@ class TaskBody:
         keyed = keys.columns(batch, self.key)
         row: dict[str, Any] = {"n": -1, "rows": batch.num_rows, "repeats": 0, "examples": []}
         row["nulls"] = keys.nulls(keyed)
+        row["in_order"] = True
         if not row["nulls"] and not keys.ascends(keyed):
+            row["in_order"] = False
             batch = batch.take(keys.order(keyed))
             keyed = keys.columns(batch, self.key)
             if not keys.ascends(keyed):
@@ -272,6 +314,8 @@ class _Sender:
         self._put: Put | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._under_way: Future[None] | None = None
+        # The service wants no more blocks of this pass.
+        self.stopped = False
 
     def __enter__(self) -> _Sender:
         return self
@@ -294,8 +338,9 @@ class _Sender:
         if self._put is None:
             self._put = self._connect()
         data = merge.encode(batch)
-        row["n"] = self._put.put_block(data)
+        row["n"] = self._put.put_block(data, row["in_order"])
         row["size_bytes"] = len(data)
+        self.stopped = self.stopped or row["n"] == STOP
 
 
 def _without_hashes(schema: pa.Schema) -> pa.Schema:

@@ -1,22 +1,19 @@
-"""Merge: sorted blocks that overlap become sorted blocks that do not, in bounded memory.
+"""Merge: sorted blocks that overlap a little become sorted blocks that do not.
 
-- What comes in is sorted, without nulls and without duplicates, block by block; what goes out is all
-  of it in one order. Blocks that overlap no other are kept as they are, under their own number.
-- It runs where the blocks are, in the ledger service, by two callables: `read(n)` and `write(data)`.
-  What is read is let go before the next block is read, unless all of it fits into memory.
-- Nothing is deleted here: `Merged.spent` names the blocks that nobody needs once the new list is
+- Input: blocks that are sorted, without nulls and without duplicates, each by itself. Output: all rows in
+  one order. A block that overlaps no other keeps its number and is not rewritten.
+- A sweep over the keys reads every block once. It holds the blocks whose key ranges cover the current key
+  and one output block, so its memory is `open_bytes_max` of the blocks. The caller compares that with
+  `MEMORY_BYTES` first: an input in no order at all is sorted by Spark instead (`ingest`).
+- The merge runs in the ledger service through two callables: `read(n)` and `write(data)`.
+- Nothing is deleted here. `Merged.spent` names the blocks that are not needed once the new list is
   recorded, so a crash in between loses nothing.
-- Overlapping blocks are cut at *splitters*, keys taken from samples of all of them; what lies between
-  two splitters is gathered by binary search, sorted in memory and written.
-
-Why samples bound the memory: a sample stands for at most `step` bytes of its block, so between two
-splitters that are k samples apart lie at most (k + blocks) * step bytes. Keys that repeat cannot
-break this: a block has each key once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -26,9 +23,8 @@ from holdfast.spark.keys import Comparable, KeyDuplicate
 
 BLOCK_ROWS = 262_144
 BLOCK_BYTES = 8 << 20
-MEMORY_BYTES = 256 << 20
-# A range is in memory as slices, as one batch, and as that batch in order.
-COPIES = 3
+# What the open blocks of a merge may take. Rows on their way out are in memory twice more.
+MEMORY_BYTES = 96 << 20
 
 Read = Callable[[int], bytes | memoryview]
 Write = Callable[[bytes], int]
@@ -54,7 +50,6 @@ def merge(
     read: Read,
     write: Write,
     *,
-    memory_bytes: int = MEMORY_BYTES,
     block_rows: int = BLOCK_ROWS,
     block_bytes: int = BLOCK_BYTES,
 ) -> Merged:
@@ -65,11 +60,22 @@ def merge(
         if len(group) == 1:
             blocks.append((group[0].n, group[0].rows))
             continue
-        for batch in _ranges(group, key, read, memory_bytes // COPIES):
+        for batch in _joined(_sweep(group, key, read), block_rows, block_bytes):
             for block in cut(batch, block_rows, block_bytes):
                 blocks.append((write(encode(block)), block.num_rows))
         spent += [block.n for block in group]
     return Merged(blocks, spent)
+
+
+def open_bytes_max(staged: Sequence[Staged], key: Sequence[str]) -> int:
+    """The memory that `merge` needs for blocks: the most bytes of blocks whose key ranges share a key."""
+    edges: list[tuple[Comparable, int, int]] = []
+    for block in staged:
+        first, last = bounds(block, key)
+        # At one key the blocks that begin count before those that end there go.
+        edges += [(first, 0, block.size_bytes), (last, 1, -block.size_bytes)]
+    edges.sort()
+    return max(accumulate(size for _, _, size in edges), default=0)
 
 
 def overlapping(staged: Sequence[Staged], key: Sequence[str]) -> list[list[Staged]]:
@@ -127,52 +133,60 @@ def ordered(batch: pa.RecordBatch, key: Sequence[str]) -> pa.RecordBatch:
     return batch if keys.ascends(keyed) else batch.take(keys.order(keyed))
 
 
-def _ranges(
-    group: Sequence[Staged], key: Sequence[str], read: Read, budget: int
-) -> Iterator[pa.RecordBatch]:
-    """The rows of a group in order, in batches of about `budget` bytes at most."""
-    starts = [0] * len(group)
+def _sweep(group: Sequence[Staged], key: Sequence[str], read: Read) -> Iterator[pa.RecordBatch]:
+    """The rows of a group in order. A block is read when the sweep reaches its first key, once, and
+    dropped when all of its rows are out."""
     firsts = [bounds(block, key)[0] for block in group]
-    splitters = _splitters(group, key, read, budget)
-    for splitter in [*splitters, None]:
-        slices = []
-        for at, block in enumerate(group):
-            if splitter is not None and firsts[at] >= splitter:
-                break  # the group is in the order of first keys
-            if starts[at] == block.rows:
-                continue
-            batch = decode(read(block.n))
-            end = block.rows
-            if splitter is not None:
-                end = keys.lower_bound(keys.columns(batch, key), splitter, starts[at])
-            if end > starts[at]:
-                piece = batch.slice(starts[at], end - starts[at])
-                # A slice would keep all of its block; a copy of it does not.
-                slices.append(decode(encode(piece)) if splitters else piece)
-                starts[at] = end
-            del batch
-        if slices:
-            batch = ordered(pa.concat_batches(slices), key)
-            del slices
-            _check_unique(batch, key)
-            yield batch
+    active: list[_Open] = []
+    for at, block in enumerate(group):
+        batch = decode(read(block.n))
+        active.append(_Open(batch, keys.columns(batch, key)))
+        # Rows below the first key of the next block are complete: only open blocks hold them.
+        bound = firsts[at + 1] if at + 1 < len(group) else None
+        pieces = [piece for one in active if (piece := one.below(bound)).num_rows]
+        active = [one for one in active if one.left]
+        if pieces:
+            rows = ordered(pa.concat_batches(pieces), key)
+            _check_unique(rows, key)
+            yield rows
 
 
-def _splitters(
-    group: Sequence[Staged], key: Sequence[str], read: Read, budget: int
-) -> list[Comparable]:
-    """Ascending keys, with at most `budget` bytes of rows between two neighbours."""
-    if sum(block.size_bytes for block in group) <= budget:
-        return []
-    step = max(1, budget // (2 * len(group)))
-    samples = []
-    for block in group:
-        stride = max(1, block.rows * step // max(1, block.size_bytes))
-        picked = pa.array(range(0, block.rows, stride), pa.int64())
-        samples.append(decode(read(block.n)).select(list(key)).take(picked))
-    sample = ordered(pa.concat_batches(samples), key)
-    keyed = keys.columns(sample, key)
-    return [keys.at(keyed, row) for row in range(len(group), sample.num_rows, len(group))]
+class _Open:
+    """A block of which some rows are out."""
+
+    def __init__(self, batch: pa.RecordBatch, keyed: list[pa.Array]) -> None:
+        self._batch = batch
+        self._keyed = keyed
+        self._start = 0
+
+    @property
+    def left(self) -> int:
+        return int(self._batch.num_rows) - self._start
+
+    def below(self, bound: Comparable | None) -> pa.RecordBatch:
+        end = self._batch.num_rows
+        if bound is not None:
+            end = keys.lower_bound(self._keyed, bound, self._start)
+        piece = self._batch.slice(self._start, end - self._start)
+        self._start = end
+        return piece
+
+
+def _joined(
+    batches: Iterable[pa.RecordBatch], rows_max: int, bytes_max: int
+) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of about the limits: a sweep gives small ones."""
+    held: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        held.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= rows_max or size >= bytes_max:
+            yield pa.concat_batches(held)
+            held, rows, size = [], 0, 0
+    if held:
+        yield pa.concat_batches(held)
 
 
 def _check_unique(batch: pa.RecordBatch, key: Sequence[str]) -> None:

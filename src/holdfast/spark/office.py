@@ -49,6 +49,8 @@ WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
 DELETE_BLOCKS = 100
 SPIN_NS = 10_000_000
+# Blocks out of order beyond what a merge holds: Spark sorts the input.
+SORT_BYTES = merge.MEMORY_BYTES
 # After these a new process reads the log and goes on.
 LOST = (Fenced, HeadMoved, CommitUnknown)
 GONE = "its interpreter died, or its lease ran out, at every try"
@@ -83,6 +85,9 @@ class Office:
         self._sizes: Input | None = None
         self._outcomes: Outcomes | None = None
         self._blocks = 0
+        # Of the blocks that were put: all, and those whose rows came out of order.
+        self._taken_bytes = 0
+        self._unordered_bytes = 0
         self._calls = 0
         self._cost = 0.0
         self._reused = 0
@@ -110,18 +115,32 @@ class Office:
 
     # --- the input --------------------------------------------------------------------------
 
-    def put_block(self, data: memoryview) -> wire.Block:
+    def put_block(self, data: memoryview, in_order: bool = True) -> wire.Block:
+        """Store a block, or answer `STOP`: too much came out of order for a merge to hold."""
         if len(data) > VALUE_BYTES_MAX:
             # A block is cut by its rows: this is one of them.
             raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
         with self.desk.lock:
             if self.desk.has_board:
                 raise Invalid(what="input", why="the run has its input already")
+            self._unordered_bytes += 0 if in_order else len(data)
+            if self._unordered_bytes > SORT_BYTES:
+                return wire.Block(wire.STOP)
+            self._taken_bytes += len(data)
             n = self._blocks
             self._blocks += 1
             ticket = self.desk.enqueue((), [(runs.block_key(self.record.run_id, n), bytes(data))])
         ticket.wait()
         return wire.Block(n)
+
+    def drop_input(self) -> wire.Ok:
+        """Remove the blocks of a pass that ended because the input is in no order."""
+        with self.desk.lock:
+            if self.desk.has_board:
+                raise Invalid(what="input", why="the run has its input already")
+            self._unordered_bytes = self._taken_bytes = 0
+        self._drop_blocks(set())
+        return wire.Ok()
 
     def seal(self, seal: wire.Seal) -> wire.Sealed:
         """Merge if need be, open the board, make the run known as open; all or nothing.
@@ -550,6 +569,7 @@ class Office:
                 wire.refused(refused).error if refused is not None else None,
                 codec.pack(self.progress()),
                 self.desk.height.to_bytes(8, "big"),
+                self._taken_bytes,
             )
 
     def progress(self) -> runs.Progress:

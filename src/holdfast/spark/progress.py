@@ -58,6 +58,14 @@ class Shown(NamedTuple):
     phase: str
     per_s: float | None
     ui_url: str
+    # Of the input, while it is read.
+    taken_bytes: int = 0
+    sorting: bool = False
+
+    @property
+    def ingest_text(self) -> str:
+        told = "sorting the input with Spark" if self.sorting else "reading the input"
+        return f"{told}, {self.taken_bytes / 1e6:,.0f} MB stored" if self.taken_bytes else told
 
     @property
     def at(self) -> int:
@@ -78,7 +86,7 @@ class Shown(NamedTuple):
     @property
     def line(self) -> str:
         if self.phase == "ingest":
-            return f"{self.name} ingest: reading and sorting the input"
+            return f"{self.name} ingest: {self.ingest_text}"
         return summary.line(self.name, self.size, self.progress, phase=self.phase, per_s=self.per_s)
 
 
@@ -98,6 +106,8 @@ class Bar:
             raise Invalid(what="progress mode", mode=mode, allowed=list(MODES))
         self.name = name
         self.size = size
+        self._taken_bytes = 0
+        self._sorting = False
         self.ui_url = ui_url
         self._stream = sys.stderr if stream is None else stream
         self.mode = _resolved(mode, self._stream)
@@ -122,8 +132,9 @@ class Bar:
                 view.draw(self._last)
             view.close()
 
-    def ingesting(self) -> None:
-        """Say so before there are any figures."""
+    def ingesting(self, taken_bytes: int = 0, *, sorting: bool = False) -> None:
+        """Show how much of the input is stored, before there are figures of rows."""
+        self._taken_bytes, self._sorting = taken_bytes, sorting
         self.update(EMPTY, phase="ingest")
 
     def update(self, progress: Progress, *, phase: str = "", size: int | None = None) -> None:
@@ -135,7 +146,16 @@ class Bar:
         if shown_phase != "ingest":
             self._pace = summary.paced(self._pace, summary.tally(progress).ended, now_ns)
         per_s = None if self._pace is None else self._pace.per_s
-        shown = Shown(self.name, self.size, progress, shown_phase, per_s, self.ui_url)
+        shown = Shown(
+            self.name,
+            self.size,
+            progress,
+            shown_phase,
+            per_s,
+            self.ui_url,
+            self._taken_bytes,
+            self._sorting,
+        )
         self._last, self._last_is_drawn = shown, False
         if self._view is None or not self._due(shown, now_ns, self._view.every_ns):
             return
@@ -249,7 +269,7 @@ def drawn(shown: Shown) -> Any:
     head = Table.grid(padding=(0, 1))
     cells: list[Any] = [text(_one_line(shown.name), "bold"), text(shown.phase, "cyan")]
     if shown.phase == "ingest":
-        head.add_row(*cells, text("reading and sorting the input", "dim"))
+        head.add_row(*cells, text(shown.ingest_text, "dim"))
         return head
     bar = ProgressBar(total=max(shown.size, 1), completed=shown.at, width=BAR_CHARS)
     cells += [bar, text(summary.percent_text(shown.at, shown.size), "bold")]
@@ -308,7 +328,7 @@ def cell_html(shown: Shown) -> str:
     )
     words = [summary.counts_text(shown.progress), summary.calls_text(shown.progress)]
     if shown.phase == "ingest":
-        words = ["reading and sorting the input"]
+        words = [shown.ingest_text]
     told = html.escape(" · ".join(word for word in (*words, shown.speed) if word))
     if shown.ui_url.startswith(("http://", "https://")):
         told += f' · <a href="{html.escape(shown.ui_url, quote=True)}">Spark UI</a>'

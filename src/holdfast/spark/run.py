@@ -89,18 +89,10 @@ class Drive:
             return
         self.bar.ingesting()
         plan = plan_of(df)
-        job = self._job = jobs.Job(
-            self.spark,
-            f"{self.tag}:ingest",
-            lambda: self._ingest(df, key),
-        )
-        while not job.join(POLL_S):
-            # Asking brings a service back that died: tasks wait for it.
-            self.keeper.ask(wire.Status())
-            self.bar.ingesting()
-        if job.error is not None:
-            raise job.error
-        taken = job.result
+        taken = self._pass_over(df, key, sort=False)
+        if taken.needs_sort:
+            self.keeper.ask(wire.DropInput())
+            taken = self._pass_over(df, key, sort=True)
         staged = [(one.n, one.rows, one.size_bytes, one.bounds) for one in taken.staged]
         self.keeper.ask(
             wire.Seal(
@@ -113,9 +105,25 @@ class Drive:
             )
         )
 
-    def _ingest(self, df: DataFrame, key: list[str]) -> Ingested:
+    def _pass_over(self, df: DataFrame, key: list[str], *, sort: bool) -> Ingested:
+        """One job that reads the input and stores its blocks."""
+        job = self._job = jobs.Job(
+            self.spark,
+            f"{self.tag}:ingest",
+            lambda: self._ingest(df, key, sort),
+        )
+        while not job.join(POLL_S):
+            # Asking brings a service back that died: tasks wait for it.
+            stand: wire.Stand = self.keeper.ask(wire.Status())
+            self.bar.ingesting(stand.taken_bytes, sorting=sort)
+        if job.error is not None:
+            raise job.error
+        taken: Ingested = job.result
+        return taken
+
+    def _ingest(self, df: DataFrame, key: list[str], sort: bool) -> Ingested:
         with jobs.own_python(self.spark):
-            return ingest(df, key, Blocks(self.keeper.address))
+            return ingest(df, key, Blocks(self.keeper.address), sort=sort)
 
     def take_failed(self, old: runs.RunRecord) -> None:
         """The rows that failed in an older run, as the input of this one."""

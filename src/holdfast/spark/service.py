@@ -312,7 +312,9 @@ class Service:
         if isinstance(request, wire.Tokens):
             return office.tokens(request.count), b""
         if isinstance(request, wire.PutBlock):
-            return office.put_block(data), b""
+            return office.put_block(data, request.in_order), b""
+        if isinstance(request, wire.DropInput):
+            return office.drop_input(), b""
         if isinstance(request, wire.Outcomes):
             return office.outcomes(request)
         if isinstance(request, wire.Status):

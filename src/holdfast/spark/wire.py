@@ -95,7 +95,13 @@ class Tokens(Message, frozen=True):
 
 
 class PutBlock(Message, frozen=True):
-    """The attachment is a block of the input."""
+    """The attachment is a block of the input. `in_order`: its rows came in the order of the key."""
+
+    in_order: bool = True
+
+
+class DropInput(Message, frozen=True):
+    """Remove all blocks that were put: the input is read again, sorted."""
 
 
 class Outcomes(Message, frozen=True):
@@ -129,7 +135,9 @@ class Leave(Message, frozen=True):
     """Stop serving, in good order: what is pending is committed, the lease is given back."""
 
 
-Request = Hello | Step | Beat | Tokens | PutBlock | Outcomes | Seal | Status | Cancel | Leave
+Request = (
+    Hello | Step | Beat | Tokens | PutBlock | DropInput | Outcomes | Seal | Status | Cancel | Leave
+)
 
 # --- what is answered ---------------------------------------------------------------------------
 
@@ -174,7 +182,13 @@ class Allowed(Message, frozen=True):
     wait_ms: int
 
 
+# The number of no block: the input is going to be sorted, stop.
+STOP = -1
+
+
 class Block(Message, frozen=True):
+    """The number of the block that was put, or `STOP`."""
+
     n: int
 
 
@@ -203,6 +217,8 @@ class Stand(Message, frozen=True):
     error: list[Any] | None
     progress: bytes
     position: bytes
+    # Of the input, so far.
+    taken_bytes: int = 0
 
 
 class Ok(Message, frozen=True):
