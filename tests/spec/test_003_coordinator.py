@@ -1132,7 +1132,7 @@ def test_budgets_hold(seed: int) -> None:
     desk = memory_desk(seed + 90, 150)
 
     def budgets(txn: Txn) -> Iterator[tuple[Status, Spec]]:
-        for task in recount._tasks(txn, KEYS).values():
+        for task in recount.tasks_of(txn, KEYS).values():
             yield task.status, task.spec
 
     for status, spec in desk.store.read(lambda txn: list(budgets(txn))):

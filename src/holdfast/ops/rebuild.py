@@ -4,8 +4,9 @@
     assignment   the index by worker, from the assignments; hints, from the inboxes
     lease        fences and the index by worker, from the lease log
     authority    the lease of the universe, from its log
-    queue        counters, from the indexes
-    task         statuses, from the log of tasks; counters, from statuses and places
+    queue        indexes, from items, claims and dead letters; counters, from the indexes
+    dispatch     indexes and counters, from the requests
+    task         statuses, from the log of tasks; places and keys, from bodies and statuses; counters
 
 The place of the store is held alone (`store.places`). Logs are verified first: one that is broken is
 `LogBroken`, and nothing is written. The rows are built in memory and counted again there; what still
@@ -26,7 +27,7 @@ from holdfast.config import WriterLimits
 from holdfast.durable import inbox, item, journal
 from holdfast.durable import lease as leases
 from holdfast.errors import NotFound, StoreCorrupt
-from holdfast.ops import copying, inventory, recount
+from holdfast.ops import copying, indexes, inventory, recount, unreadable
 from holdfast.ops.recount import Difference
 from holdfast.store import places, schema, tuples
 from holdfast.store.schema import Space
@@ -35,6 +36,7 @@ from holdfast.tasks import recount as tasks_recount
 from holdfast.tasks import rows as task_rows
 from holdfast.tasks import verify as tasks_verify
 from holdfast.tasks.runs import SEQ_END, held_between
+from holdfast.tasks.states import State
 from holdfast.world import catalog
 from holdfast.world.catalog import Status, subject_of
 from holdfast.world.need import Need
@@ -78,7 +80,7 @@ def rebuild(url: str, universe: str, *, dry_run: bool = False) -> Rebuilt:
             _verify_logs(txn, universe)
             before = _differences(txn, universe)
             if before:
-                _build(txn, universe)
+                _build(txn, universe, len(before))
             left = _differences(txn, universe)
             if left:
                 shown = [f"{one.kind} {one.where}: {one.what}" for one in left[:SHOWN_MAX]]
@@ -118,21 +120,13 @@ def _differences(txn: ApplyTxn, universe: str) -> list[Difference]:
     return [one for one in found if one.where == mine[0] or one.where.startswith(mine[1])]
 
 
-def _build(txn: ApplyTxn, universe: str) -> None:
-    _catalog(txn, universe)
-    _assignments(txn, universe)
-    _leases(txn, universe)
-    _queues(txn, universe)
-    _tasks(txn, universe)
-
-
-def _replace(txn: ApplyTxn, prefix: bytes, right: dict[bytes, bytes]) -> None:
-    """Let these be the rows below a prefix, and no others."""
-    for key, _ in list(recount.rows_of(txn, prefix)):
-        if key not in right:
-            txn.delete(key)
-    for key, row in right.items():
-        txn.put(key, row)
+def _build(txn: ApplyTxn, universe: str, differences: int) -> None:
+    try:
+        for part in (_catalog, _assignments, _leases, _queues, indexes.rebuild_dispatches, _tasks):
+            part(txn, universe)
+    except unreadable.ERRORS as error:
+        first = [unreadable.told(error)]
+        raise NotRebuilt(universe=universe, differences=differences, first=first) from None
 
 
 def _catalog(txn: ApplyTxn, universe: str) -> None:
@@ -143,7 +137,7 @@ def _catalog(txn: ApplyTxn, universe: str) -> None:
         if record.status is not Status.DELETED:
             key = schema.prefix(Space.WORLD, universe, "n", record.type, record.name)
             names[key] = record.world_id.encode()
-    _replace(txn, schema.prefix(Space.WORLD, universe, "n"), names)
+    indexes.replace_rows(txn, schema.prefix(Space.WORLD, universe, "n"), names)
     for status in Status:
         key = schema.prefix(Space.WORLD, universe, "c", status.value)
         if txn.count(key) != counted[status.value]:
@@ -168,7 +162,7 @@ def _assignments(txn: ApplyTxn, universe: str) -> None:
             txn.put(listed, codec.pack(need))
         else:
             catalog.hint(txn, universe, record.world_id)
-    _replace(txn, schema.prefix(Space.WORLD, universe, "b"), index)
+    indexes.replace_rows(txn, schema.prefix(Space.WORLD, universe, "b"), index)
 
 
 def _leases(txn: ApplyTxn, universe: str) -> None:
@@ -201,6 +195,7 @@ def _queues(txn: ApplyTxn, universe: str) -> None:
     for name in inventory.names_after(txn, (int(Space.QUEUE),)):
         if not name.startswith(f"{universe}/"):
             continue
+        indexes.rebuild_queue(txn, name)
         keys = item.keys_of(name)
         ready, delayed, claimed, dead = (
             sum(1 for _ in recount.rows_of(txn, prefix))
@@ -226,10 +221,15 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
         was = held.get(seq, task_rows.FRESH) if row is None else task_rows.decode_status(row)
         if wanted is None:
             continue
+        if row is None and wanted.state == State.COMPLETED:
+            # Its result went with its status.
+            continue
         fields = {name: getattr(wanted, name) for name in tasks_verify.FIELDS}
         right = replace(was, **fields)
         if right != was:
             txn.put(keys.statuses + packed, codec.pack(right))
+    indexes.rebuild_places(txn, universe)
+    indexes.rebuild_keys(txn, universe)
     _task_counts(txn, universe)
 
 

@@ -48,7 +48,7 @@ class Task(NamedTuple):
 
 def differences(txn: Txn, universe: str) -> Iterator[Difference]:
     keys = keys_of(universe)
-    tasks = _tasks(txn, keys)
+    tasks = tasks_of(txn, keys)
     yield from _places(txn, keys, tasks)
     yield from _runs(txn, keys, tasks)
     yield from _expiries(txn, keys, tasks)
@@ -58,7 +58,7 @@ def differences(txn: Txn, universe: str) -> Iterator[Difference]:
     yield from _redriven(tasks)
 
 
-def _tasks(txn: Txn, keys: Keys) -> dict[int, Task]:
+def tasks_of(txn: Txn, keys: Keys) -> dict[int, Task]:
     found: dict[int, Task] = {}
     held = held_between(txn, keys, 0, SEQ_END)
     for key, row in rows_of(txn, keys.bodies):
@@ -114,7 +114,7 @@ def _places(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference
 
 def _placed(txn: Txn, keys: Keys) -> Iterator[tuple[str, bytes, bytes, int]]:
     """Every task that is in a place: where, by which key, by which row; those of runs one by one."""
-    for place, prefix in _prefixes(keys):
+    for place, prefix in prefixes(keys):
         for key, row in rows_of(txn, prefix):
             if place == "delayed":
                 yield place, key, row, _last_int(key)
@@ -154,7 +154,7 @@ def _runs(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
         yield Difference(first, 0, "run of a lease", lease, "no such lease")
 
 
-def _prefixes(keys: Keys) -> list[tuple[str, bytes]]:
+def prefixes(keys: Keys) -> list[tuple[str, bytes]]:
     return [
         ("ready", keys.ready),
         ("suspect", keys.suspects),
@@ -187,7 +187,7 @@ def counted(
     txn: Txn, keys: Keys, tasks: dict[int, Task] | None = None
 ) -> tuple[dict[str, Counter[str]], Counter[tuple[str, str]]]:
     """How many tasks of a queue are in each place or state, and how many of a limit are leased."""
-    tasks = _tasks(txn, keys) if tasks is None else tasks
+    tasks = tasks_of(txn, keys) if tasks is None else tasks
     right: dict[str, Counter[str]] = defaultdict(Counter)
     running: Counter[tuple[str, str]] = Counter()
     for task in tasks.values():
@@ -236,11 +236,16 @@ def _keys(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
     for seq, task in tasks.items():
         if not task.body.key:
             continue
-        named, last = known.get((task.spec.name, task.body.key)), seq
-        while last in tasks and tasks[last].status.redriven_by:
-            last = tasks[last].status.redriven_by
+        named, last = known.get((task.spec.name, task.body.key)), last_of(tasks, seq)
         if named != last:
             yield Difference(seq, 0, f"key {task.body.key}", named, last)
+
+
+def last_of(tasks: dict[int, Task], seq: int) -> int:
+    """The task itself, or the last of those that were put in its place."""
+    while seq in tasks and tasks[seq].status.redriven_by:
+        seq = tasks[seq].status.redriven_by
+    return seq
 
 
 def _dependents(txn: Txn, keys: Keys, tasks: dict[int, Task]) -> Iterator[Difference]:
