@@ -15,7 +15,9 @@ from pyspark.sql.types import LongType, Row, StringType, StructField, StructType
 from holdfast.config import ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
+from holdfast.spark import raw_values
 from holdfast.spark.caller import BatchEnded, Caller, Ended, is_async, takes_call
+from holdfast.spark.error_classes import transient
 from holdfast.spark.outcome import Call, Fail, Retry, Skip
 from holdfast.spark.rows import Encoder
 
@@ -375,9 +377,8 @@ def test_a_batch_that_may_be_retried_is_not_searched(error: Exception, kind: Err
         lambda batch: batch,
         lambda batch: pa.table({"y": ["a"] * 10, "s": ["a"] * 10}),
         lambda batch: None,
-        lambda batch: results(batch).to_pylist(),
     ],
-    ids=["too few", "too many", "missing", "other columns", "other types", "nothing", "a list"],
+    ids=["too few", "too many", "missing", "other columns", "other types", "nothing"],
 )
 def test_a_batch_of_the_wrong_shape_fails_whole_with_class_schema(
     answer: Callable[[pa.Table], Any],
@@ -461,3 +462,67 @@ def test_a_batch_that_takes_too_long_is_a_time_out_of_all_its_rows() -> None:
 @pytest.mark.parametrize("error", [SystemExit(1), asyncio.CancelledError()], ids=repr)
 def test_whatever_a_batch_raises_its_rows_end(error: BaseException) -> None:
     assert [one.seq for one in batched(raising(error)).others] == SEQS
+
+
+# --- what did not fit is kept -----------------------------------------------------------------------
+
+
+def test_a_result_that_does_not_fit_is_kept_as_text() -> None:
+    ended = called(lambda row: {"y": "7", "s": b"x"})
+    assert ended.error_class == ErrorClass.SCHEMA
+    assert raw_values.decode(ended.raw) == {"y": "7", "s": b"x"}
+    assert called(lambda row: {"y": 7.0, "s": "x", "z": 1}).values == (7, "x")
+    assert called(lambda row: {"y": 7.0, "s": "x"}).raw == ""
+    assert called(raising(ValueError("no"))).raw == ""
+
+
+def test_a_success_that_turns_out_too_large_is_kept_as_text() -> None:
+    one = caller(lambda row: {"y": 1, "s": "x"})
+    ended = one.wrong_schema(one.one(7, Row(id=7), 1), "returned too much")
+    assert (ended.values, raw_values.decode(ended.raw)) == (None, {"y": 1, "s": "x"})
+
+
+def test_rows_of_a_batch_that_do_not_fit_fail_alone_and_are_kept() -> None:
+    def work(batch: pa.Table) -> Any:
+        rows = results(batch).to_pylist()
+        rows[3]["y"] = "three"
+        rows[5]["_skip"] = "dull"
+        rows[6]["s"] = None
+        return rows
+
+    ended = batched(work)
+    assert (ended.calls, ended.batch.num_rows) == (1, 8)
+    bad, skipped = ended.others
+    assert (bad.seq, bad.error_class) == (SEQS[3], ErrorClass.SCHEMA)
+    assert raw_values.decode(bad.raw)["y"] == "three"
+    assert (skipped.seq, skipped.state, skipped.raw) == (SEQS[5], State.TERMINAL_SKIP, "")
+
+
+def test_a_batch_whose_rows_cannot_be_told_apart_is_kept_with_its_first_row() -> None:
+    ended = batched(lambda batch: results(batch).slice(1))
+    assert [bool(one.raw) for one in ended.others] == [True] + [False] * 9
+    assert len(raw_values.decode(ended.others[0].raw)) == 9
+    assert "first row" in ended.others[1].error
+
+
+def test_a_result_that_cannot_be_printed_is_told_by_its_class() -> None:
+    class Mute:
+        def __repr__(self) -> str:
+            raise ValueError("mute")
+
+    ended = called(lambda row: {"y": Mute(), "s": "x"})
+    assert (ended.error_class, "not printable" in ended.error) == (ErrorClass.SCHEMA, True)
+    assert raw_values.decode(ended.raw)["y"]["$object"].endswith("Mute")
+
+
+def test_a_row_rests_as_long_as_the_server_asked_for() -> None:
+    import httpx
+
+    request = httpx.Request("GET", "http://127.0.0.1/")
+    busy = httpx.Response(429, headers={"retry-after": "30"}, request=request)
+    error = httpx.HTTPStatusError("busy", request=request, response=busy)
+    ended = called(raising(error), retry_on=(transient,))
+    assert (ended.error_class, ended.delay_ns) == (ErrorClass.TRANSIENT, 30_000_000_000)
+    assert called(raising(error), retry_on=()).delay_ns == 0
+    many = batched(raising(error), retry_on=(transient,))
+    assert {one.delay_ns for one in many.others} == {30_000_000_000}

@@ -13,22 +13,27 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
+from holdfast import codec
+from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import verify
 from holdfast.ledger.states import State
-from holdfast.spark import code, wire
+from holdfast.spark import code, engine, raw_values, wire
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine, HungCall
+from holdfast.spark.journal import schema_bytes
 from holdfast.spark.outcome import Call, Retry, Skip
-from holdfast.spark.rows import Encoder
+from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.task import Child, ChildFailed, run_duty
-from tests.spark.service_rig import Serving, end_children, rows_of_output, serving
+from holdfast.store import schema, tuples
+from tests.spark.service_rig import Serving, charge, end_children, rows_of_output, serving
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -400,16 +405,56 @@ def test_a_result_that_cannot_be_kept_fails_its_row_alone(tmp_path: Path) -> Non
     text = StructType([StructField("y", StringType())])
 
     def fn(row: Any) -> Any:
-        return {"y": "x" * (9 << 20) if row.id == 3 else "x" * (3 << 20)}
+        return {"y": "x" * (20 << 20) if row.id == 3 else "x" * (3 << 20)}
 
-    with serving(tmp_path / "data", 6) as service:
+    with serving(tmp_path / "data", 6) as service, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "RESULT_BYTES_MAX", 19 << 20)
         told = duty(service, schema=text.json())
         caller = Caller(fn, RETRY_ON, Encoder(text), told.run_id, told.timeout_s)
         with Client(told.address, "child") as client:
             assert Engine(told, caller, client).run() == "over"
         [failed] = service.outcomes().failed(0, 6).to_pylist()
         assert (failed["_seq"], failed["_error_class"]) == (3, "schema")
-        assert "bytes" in failed["_error"]
+        assert "a result of 20,97" in failed["_error"]
+        assert len(raw_values.decode(failed["_raw"])["y"]) == 20 << 20
+
+
+@pytest.mark.parametrize("batch_rows", [0, 4])
+def test_a_result_larger_than_a_value_of_the_store_is_kept_in_parts(
+    tmp_path: Path, batch_rows: int
+) -> None:
+    text = StructType([StructField("y", StringType())])
+
+    def fn(row: Any) -> Any:
+        return {"y": str(row.id) * (18 << 20)}
+
+    def batch(table: pa.Table) -> Any:
+        return pa.table({"y": [str(i) * (18 << 20) for i in table.column("id").to_pylist()]})
+
+    made = charge(str(tmp_path / "data"), policy=Policy(batch_rows=batch_rows))
+    record = msgspec.structs.replace(
+        codec.unpack_as(runs.RunRecord, made.record),
+        result_schema=schema_bytes(arrow_schema(text)),
+    )
+    made = msgspec.structs.replace(made, record=codec.pack(record))
+    with serving(tmp_path / "data", 4, made=made) as service:
+        told = duty(service, schema=text.json(), batch_rows=batch_rows)
+        work = batch if batch_rows else fn
+        caller = Caller(work, RETRY_ON, Encoder(text), told.run_id, told.timeout_s)
+        with Client(told.address, "child") as client:
+            assert Engine(told, caller, client).run() == "over"
+        kept = service.outcomes().successes(0, 4).to_pylist()
+        assert [row["id"] for row in kept] == [0, 1, 2, 3]
+        assert all(row["y"] == str(row["id"]) * (18 << 20) for row in kept)
+        service.wait_over()
+        while service.store.transact(runs.delete, service.run_id, 1000):
+            pass
+        assert service.store.read(_keys_of_runs) == []
+
+
+def _keys_of_runs(txn: Any) -> list[Any]:
+    prefix = schema.prefix(schema.Space.RUN)
+    return [key for key, _ in txn.scan(prefix, tuples.after(prefix), 1000)]
 
 
 @pytest.mark.parametrize(("rate", "most"), [(True, 4), (False, 104)])

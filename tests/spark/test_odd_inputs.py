@@ -10,11 +10,14 @@ Cases of `RETURNED` share one run: each is one row of it.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
@@ -86,18 +89,95 @@ class Returned(NamedTuple):
 
 
 # The columns that the function of this run may fill; what it leaves out of `only` is null.
-COLUMNS = {"s": "string", "i": "int", "d": "double"}
+COLUMNS = {
+    "s": "string",
+    "i": "int",
+    "d": "double",
+    "a": "array<float>",
+    "p": "struct<x: int, y: string>",
+    "t": "timestamp_ntz",
+    "n": "decimal(10,2)",
+}
+KEPT = "row fails as `schema`, `_raw` keeps it"
 
 
 def only(**values: Any) -> dict[str, Any]:
     return {**dict.fromkeys(COLUMNS), **values}
 
 
+@dataclass
+class Point:
+    x: int
+    y: str
+
+
+@dataclass
+class Answer:
+    s: str
+    i: int | None = None
+    d: float | None = None
+    a: Any = None
+    p: Any = None
+    t: Any = None
+    n: Any = None
+    more: str = "left out"
+
+
+class Mute:
+    def __repr__(self) -> str:
+        raise ValueError("mute")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise ValueError("mute")
+
+
+class RateLimited(Exception):
+    status_code = 429
+
+
+def raised(error: BaseException) -> Any:
+    raise error
+
+
 RETURNED = [
     Returned("a str for `string`", "success: `a`", lambda: only(s="a")),
-    Returned("an int for `string`", "row fails as `schema`", lambda: only(s=1)),
-    Returned("a str for `int`", "row fails as `schema`", lambda: only(i="1")),
-]
+    Returned("an int for `string`", KEPT, lambda: only(s=1)),
+    Returned("a str for `int`", KEPT, lambda: only(i="1")),
+    Returned("`2.0` for `int`", "success: `2`", lambda: only(i=2.0)),
+    Returned("`2.5` for `int`", KEPT, lambda: only(i=2.5)),
+    Returned("an int beyond 32 bits for `int`", KEPT, lambda: only(i=1 << 40)),
+    Returned("an int for `double`", "success: `3.0`", lambda: only(d=3)),
+    Returned("`2**53 + 1` for `double`", KEPT, lambda: only(d=2**53 + 1)),
+    Returned("a NumPy scalar", "success: `0.5`", lambda: only(d=np.float32(0.5))),
+    Returned("an `ndarray` for `array<float>`", "success: `[0.5, 1.5]`",
+             lambda: only(a=np.array([0.5, 1.5]))),
+    Returned("a two-dimensional `ndarray` for `array<float>`", KEPT,
+             lambda: only(a=np.zeros((2, 2)))),
+    Returned("a float that overflows `float`", KEPT, lambda: only(a=[1e39])),
+    Returned("a dataclass for a struct", "success: `Row(x=1, y='a')`", lambda: only(p=Point(1, "a"))),
+    Returned("a dict with other fields, too", "success: `Row(x=1, y='a')`",
+             lambda: only(p={"y": "a", "z": 0, "x": 1})),
+    Returned("a dict without a field of the struct", KEPT, lambda: only(p={"x": 1})),
+    Returned("a dataclass for the whole result", "success: `b`", lambda: Answer(s="b")),
+    Returned("a result with a column that the schema has not", "success: `c`",
+             lambda: {**only(s="c"), "more": 1}),
+    Returned("a result without a column", KEPT, lambda: {"s": "d"}),
+    Returned("a pandas Timestamp with nanoseconds", KEPT, lambda: only(t=pd.Timestamp(1))),
+    Returned("an int for `decimal`", "success: `7.00`", lambda: only(n=7)),
+    Returned("a float for `decimal`", KEPT, lambda: only(n=7.5)),
+    Returned("an object that cannot be printed", KEPT, lambda: only(s=Mute())),
+    Returned("`None`, a str, a number as the whole result", KEPT, lambda: 5),
+    Returned("a result of 9 MB", "success: `9,000,000 characters`", lambda: only(s="x" * 9_000_000)),
+    Returned("an exception that cannot be printed", "row fails as `input`", lambda: raised(Unspeakable())),
+    Returned("`sys.exit()`", "row fails as `input`", lambda: sys.exit("no")),
+    Returned("an `ExceptionGroup` of `TimeoutError`s", "row fails as `transient` after 2 tries",
+             lambda: raised(ExceptionGroup("g", [TimeoutError(), TimeoutError()]))),
+    Returned("`MemoryError`", "row fails as `resource` after 2 tries", lambda: raised(MemoryError())),
+    Returned("a rate limit of a client library (429)", "row fails as `transient` after 2 tries",
+             lambda: raised(RateLimited())),
+]  # fmt: skip
 
 
 def answer(row: Any) -> Any:
@@ -110,13 +190,20 @@ def run_returned(spark: SparkSession, path: Path) -> dict[int, str]:
     bench = Bench(spark, path, {})
     found: dict[int, str] = {}
     df = spark.range(0, len(RETURNED), 1, 1)
-    with bench.stage(answer, schema=schema).run(df) as run:
+    with bench.stage(answer, schema=schema, attempts=2).run(df) as run:
         for row in run.output().collect():
-            told = [row[name] for name in COLUMNS if row[name] is not None]
-            found[row.id] = f"success: `{', '.join(str(one) for one in told)}`"
+            told = [shown(row[name]) for name in COLUMNS if row[name] is not None]
+            found[row.id] = f"success: `{', '.join(told)}`"
         for row in run.failed().collect():
-            found[row.id] = f"row fails as `{row._error_class}`"
+            tries = f" after {row._attempts} tries" if row._attempts > 1 else ""
+            kept = ", `_raw` keeps it" if row._raw else ""
+            found[row.id] = f"row fails as `{row._error_class}`{tries}{kept}"
     return found
+
+
+def shown(value: Any) -> str:
+    text = str(value)
+    return text if len(text) < 100 else f"{len(text):,} characters"
 
 
 # --- the table --------------------------------------------------------------------------------------

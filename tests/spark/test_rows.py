@@ -4,18 +4,66 @@ from __future__ import annotations
 
 import datetime as dt
 from array import array
+from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from enum import Enum
+from typing import Any, NamedTuple
 
+import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 from pyspark.sql.types import Row, StructField, StructType
 
-from holdfast.spark.rows import Encoder, WrongSchema, rows_of, stream_of, table_of
+from holdfast.spark.coercion import WrongSchema
+from holdfast.spark.rows import Encoder, rows_of, stream_of, table_of
 
 pytestmark = pytest.mark.timeout(30)
 
+
+class Color(Enum):
+    RED = 7
+
+
+class Name(Enum):
+    A = "a"
+
+
+@dataclass
+class Point:
+    a: Any
+    b: Any
+
+
+class Pair(NamedTuple):
+    b: str
+    a: int
+
+
+@dataclass(frozen=True)
+class Result:
+    y: int
+    z: str
+    more: float
+
+
+class Answered(NamedTuple):
+    z: str
+    y: int
+
+
+class Model:
+    """What pydantic's models have: `model_dump`."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.fields = fields
+
+    def model_dump(self) -> dict[str, Any]:
+        return dict(self.fields)
+
+
+TIME = dt.datetime(2024, 2, 29, 12, 30, 1, 5)
 POINT = StructType([StructField("a", T.IntegerType()), StructField("b", T.StringType())])
 STRICT = StructType([StructField("a", T.IntegerType(), False)])
 
@@ -32,8 +80,6 @@ def kept(kind: T.DataType, value: Any) -> Any:
     one = encoder(kind)
     return one.batch([one.values({"y": value})]).to_pylist()[0]["y"]
 
-
-TIME = dt.datetime(2024, 2, 29, 12, 30, 1, 5)
 
 KEPT = [
     (T.IntegerType(), 5, 5),
@@ -54,6 +100,41 @@ KEPT = [
     (POINT, {"b": "x", "a": 1}, {"a": 1, "b": "x"}),
     (POINT, Row(a=1, b="x"), {"a": 1, "b": "x"}),
     (POINT, (1, None), {"a": 1, "b": None}),
+    (T.IntegerType(), 1.0, 1),
+    (T.LongType(), 2.0**60, 2**60),
+    (T.LongType(), Decimal("1.00"), 1),
+    (T.IntegerType(), np.int8(3), 3),
+    (T.IntegerType(), np.float32(3), 3),
+    (T.IntegerType(), np.array(3), 3),
+    (T.IntegerType(), Color.RED, 7),
+    (T.DoubleType(), 2**53, 2.0**53),
+    (T.DoubleType(), np.float32(0.5), 0.5),
+    (T.FloatType(), 2**24, 2.0**24),
+    (T.FloatType(), 0.1, float(np.float32(0.1))),
+    (T.FloatType(), float("inf"), float("inf")),
+    (T.BooleanType(), np.bool_(True), True),
+    (T.StringType(), np.str_("x"), "x"),
+    (T.StringType(), Name.A, "a"),
+    (T.DecimalType(6, 2), 12, Decimal("12.00")),
+    (T.BinaryType(), memoryview(b"ab"), b"ab"),
+    (T.TimestampNTZType(), pd.Timestamp(TIME), TIME),
+    (T.TimestampNTZType(), np.datetime64(TIME, "ns"), TIME),
+    (T.TimestampNTZType(), pd.NaT, None),
+    (T.LongType(), pd.NA, None),
+    (T.ArrayType(T.FloatType()), np.array([1.5, 2.5], "f4"), [1.5, 2.5]),
+    (T.ArrayType(T.FloatType()), np.array([1.5, 2.5]), [1.5, 2.5]),
+    (T.ArrayType(T.DoubleType()), np.array([1, 2]), [1.0, 2.0]),
+    (T.ArrayType(T.IntegerType()), np.array([1.0, 2.0]), [1, 2]),
+    (T.ArrayType(T.LongType()), np.array([1, 2], "u8"), [1, 2]),
+    (T.ArrayType(T.DoubleType()), pd.Series([1.5, 2.5]), [1.5, 2.5]),
+    (T.ArrayType(T.ArrayType(T.FloatType())), np.zeros((2, 2)), [[0.0, 0.0], [0.0, 0.0]]),
+    (T.ArrayType(T.StringType()), np.array(["a", "b"]), ["a", "b"]),
+    (POINT, Row(b="x", a=1), {"a": 1, "b": "x"}),
+    (POINT, Point(1, "x"), {"a": 1, "b": "x"}),
+    (POINT, Pair("x", 1), {"a": 1, "b": "x"}),
+    (POINT, Model(a=1, b="x"), {"a": 1, "b": "x"}),
+    (POINT, {"a": 1, "b": "x", "c": 2}, {"a": 1, "b": "x"}),
+    (T.ArrayType(POINT), [Point(1, "x")], [{"a": 1, "b": "x"}]),
     *((kind, None, None) for kind in (T.IntegerType(), POINT, T.ArrayType(T.LongType()))),
 ]
 
@@ -67,12 +148,27 @@ def test_a_value_of_the_declared_type_is_kept_as_it_is(
 
 REFUSED = [
     (T.IntegerType(), 1.5, "y"),
-    (T.IntegerType(), 1.0, "y"),
     (T.IntegerType(), True, "y"),
     (T.IntegerType(), "1", "y"),
-    (T.LongType(), Decimal(1), "y"),
+    (T.IntegerType(), float("nan"), "y"),
+    (T.IntegerType(), float("inf"), "y"),
+    (T.LongType(), Decimal("1.5"), "y"),
+    (T.LongType(), Decimal("NaN"), "y"),
     (T.DoubleType(), True, "y"),
     (T.DoubleType(), "2.5", "y"),
+    (T.DoubleType(), 2**53 + 1, "y"),
+    (T.DoubleType(), 10**400, "y"),
+    (T.DoubleType(), Decimal("0.5"), "y"),
+    (T.FloatType(), 2**24 + 1, "y"),
+    (T.FloatType(), 1e39, "y"),
+    (T.ArrayType(T.FloatType()), [1e39], r"y\[\]"),
+    (T.ArrayType(T.FloatType()), np.array([1e39]), r"y\[\]"),
+    (T.ArrayType(T.IntegerType()), np.array([1, 1.5]), r"y\[\]"),
+    (T.ArrayType(T.IntegerType()), np.array([[1], [2]]), r"y\[\]"),
+    (T.TimestampNTZType(), pd.Timestamp(1), "y"),
+    (T.TimestampNTZType(), np.datetime64(1, "ns"), "y"),
+    (T.StringType(), Color.RED, "y"),
+    (T.BinaryType(), np.array([1], "u1"), "y"),
     (T.StringType(), 1, "y"),
     (T.StringType(), b"x", "y"),
     (T.BooleanType(), 1, "y"),
@@ -90,10 +186,10 @@ REFUSED = [
     (T.MapType(T.StringType(), T.IntegerType()), {"a": "1"}, r"y\[\]"),
     (T.MapType(T.StringType(), T.IntegerType()), [("a", 1)], "y"),
     (POINT, {"a": 1}, "y"),
-    (POINT, {"a": 1, "b": "x", "c": 2}, "y"),
     (POINT, {"a": 1, "b": 2}, r"y\.b"),
     (POINT, (1,), "y"),
-    (POINT, Row(b="x", a=1), "y"),
+    (POINT, Row(b="x", c=1), "y"),
+    (POINT, Point(1, 2), r"y\.b"),
     (POINT, "ab", "y"),
     (STRICT, {"a": None}, r"y\.a"),
     (T.ArrayType(T.ArrayType(POINT)), [[{"a": 1.5, "b": ""}]], r"y\[\]\[\]\.a"),
@@ -137,7 +233,19 @@ def test_none_is_refused_where_it_is_declared_not_null() -> None:
 
 @pytest.mark.parametrize(
     "found",
-    [{"y": 1, "z": "a"}, {"z": "a", "y": 1}, Row(z="a", y=1), Row(1, "a"), (1, "a"), [1, "a"]],
+    [
+        {"y": 1, "z": "a"},
+        {"z": "a", "y": 1},
+        {"z": "a", "y": 1, "more": 2},
+        Row(z="a", y=1),
+        Row(1, "a"),
+        (1, "a"),
+        [1, "a"],
+        Result(1, "a", 2.5),
+        Model(y=1, z="a"),
+        Answered("a", 1),
+    ],
+    ids=str,
 )
 def test_a_row_may_be_a_dict_a_row_or_a_tuple(found: Any) -> None:
     assert encoder(T.LongType(), T.StringType()).values(found) == (1, "a")
@@ -147,7 +255,7 @@ def test_a_row_may_be_a_dict_a_row_or_a_tuple(found: Any) -> None:
     ("found", "told"),
     [
         ({"y": 1}, r"missing: \['z'\]"),
-        ({"y": 1, "z": "a", "x": 2}, r"unknown: \['x'\]"),
+        ({"y": 1, "x": 2}, r"unknown: \['x'\]"),
         ({1: 1}, r"unknown: \['1'\]"),
         (Row(y=1), r"missing: \['z'\]"),
         ((1,), "1 values for"),
@@ -194,9 +302,17 @@ def test_a_table_may_order_its_columns_as_it_likes_and_use_other_widths() -> Non
         }
     )
     batch = checked(wide)
+    assert checked(pa.table({"y": [1.0, 2.0], "x": [1, 1], "z": ["a", "b"]})) == batch
     assert batch.to_pydict() == {"y": [1, 2], "z": ["a", "b"]}
     assert batch.schema.types == [pa.int32(), pa.string()]
-    assert checked(wide.combine_chunks().to_batches()[0]) == batch
+    fitted = encoder(T.IntegerType(), T.StringType()).fit_table
+    assert fitted(wide.combine_chunks().to_batches()[0], 2) == (batch, [])
+    for same in (
+        pd.DataFrame({"z": ["a", "b"], "y": [1, 2]}, index=[7, 8]),
+        {"y": np.array([1, 2]), "z": ["a", "b"]},
+        [{"y": 1, "z": "a"}, Row(z="b", y=2)],
+    ):
+        assert fitted(same, 2) == (batch, [])
 
 
 def test_a_table_without_rows_fits_a_batch_without_rows() -> None:
@@ -209,13 +325,12 @@ def test_a_table_without_rows_fits_a_batch_without_rows() -> None:
 @pytest.mark.parametrize(
     ("table", "told"),
     [
-        (pa.table({"y": [1.0], "z": ["a"]}), "column y is of double"),
+        (pa.table({"y": [1.5], "z": ["a"]}), "truncated"),
         (pa.table({"y": [True], "z": ["a"]}), "column y is of bool"),
         (pa.table({"y": ["1"], "z": ["a"]}), "column y is of string"),
         (pa.table({"y": [1], "z": [5]}), "column z is of int64"),
         (pa.table({"y": [1 << 40], "z": ["a"]}), "not in range"),
         (pa.table({"y": [1]}), r"missing: \['z'\]"),
-        (pa.table({"y": [1], "z": ["a"], "x": [1]}), r"unknown: \['x'\]"),
         (pa.table([[1], [2], ["a"]], names=["y", "y", "z"]), "repeated"),
     ],
     ids=str,
@@ -236,10 +351,29 @@ def test_nulls_in_a_table_are_refused_where_they_are_declared_not_null() -> None
         strict.check_table(pa.table({"y": pa.array([None, 1], pa.int32())}), 2)
 
 
-@pytest.mark.parametrize("found", [None, [1], {"y": [1]}, "table"], ids=str)
+@pytest.mark.parametrize("found", [None, "table", 5, {"y": 1}], ids=str)
 def test_what_is_no_table_is_named(found: Any) -> None:
     with pytest.raises(WrongSchema, match=type(found).__name__):
-        encoder(T.IntegerType()).check_table(found, 1)
+        encoder(T.IntegerType()).fit_table(found, 1)
+
+
+def test_rows_of_a_table_that_do_not_fit_are_told_apart_from_those_that_do() -> None:
+    one = encoder(T.IntegerType(), T.StringType())
+    batch, unfit = one.fit_table(pa.table({"y": [1.0, 1.5, 3.0], "z": ["a", "b", "c"]}), 3)
+    assert batch.to_pydict() == {"y": [1, 3], "z": ["a", "c"]}
+    assert [(bad.at, bad.value) for bad in unfit] == [(1, {"y": 1.5, "z": "b"})]
+    assert "column y is a float: 1.5" in unfit[0].why
+    mixed = pd.DataFrame({"y": [1, "2", 1 << 40], "z": ["a", "b", "c"]})
+    batch, unfit = one.fit_table(mixed, 3)
+    assert batch.to_pydict() == {"y": [1], "z": ["a"]}
+    assert [bad.at for bad in unfit] == [1, 2]
+    _, unfit = one.fit_table(pa.table({"y": [1, 2]}), 2)
+    assert [bad.at for bad in unfit] == [0, 1]
+
+
+def test_a_number_beyond_the_declared_width_is_not_made_infinite() -> None:
+    _, unfit = encoder(T.FloatType()).fit_table(pa.table({"y": [1.0, 1e39, float("inf")]}), 3)
+    assert [bad.at for bad in unfit] == [1]
 
 
 # --- rows ---------------------------------------------------------------------------------------
@@ -269,8 +403,6 @@ def test_a_table_survives_the_stream() -> None:
 
 
 def test_scalars_of_numpy_are_the_numbers_they_mean() -> None:
-    import numpy as np
-
     encoder = Encoder(_numbers())
     assert encoder.values({"a": np.int64(3), "b": np.float32(0.5)}) == (3, 0.5)
     with pytest.raises(WrongSchema):

@@ -17,6 +17,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -37,10 +38,11 @@ from holdfast.spark.errors import (
     RunChanged,
 )
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
+from holdfast.spark.run import Drive
 from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
-from holdfast.spark.stage import _open
+from holdfast.spark.stage import REMAP, _open
 from holdfast.store import open as open_store
 
 pytestmark = pytest.mark.timeout(120)
@@ -565,6 +567,77 @@ def test_failed_rows_are_tried_again_when_somebody_asks_for_it(
     assert len(place.calls()) == 24
 
 
+def test_results_that_did_not_fit_are_mapped_without_a_call(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(12)
+    log = place.log
+
+    def work(row: Any) -> Any:
+        note(log, row.id)
+        if row.id == 1:
+            raise ValueError("broken")
+        return {"y": f"{row.id} points" if row.id % 3 == 0 else row.id}
+
+    stage = place.stage(work)
+    with stage.run(df, output=place.output) as run:
+        assert run.counts()["TERMINAL_FAIL"] == 5
+        kept = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
+        assert kept[:3] == [
+            (0, "schema", '{"y":"0 points"}'),
+            (1, "input", None),
+            (3, "schema", '{"y":"3 points"}'),
+        ]
+
+    def points(raw: Any) -> Any:
+        number = int(raw["y"].split()[0])
+        return {"y": number} if number != 9 else raw
+
+    with stage.remap(points, spark) as run:
+        assert run.counts() == settled(COMMITTED=12, TERMINAL_SUCCESS=10, TERMINAL_FAIL=2)
+        assert tuples(run.output()) == [(i, i) for i in range(12) if i not in (1, 9)]
+        failed = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
+        assert failed == [(1, "input", None), (9, "schema", '{"y":"9 points"}')]
+        assert run.progress().calls == 0
+    with stage.remap(lambda raw: {"y": 9}, spark) as run:
+        assert run.output().count() == 11
+        last = run.run_id
+    # Nothing is left to map: the run is answered as it is.
+    with stage.remap(points, spark) as run:
+        assert run.run_id == last
+    with stage.run(df, output=place.output) as run:
+        assert run.run_id == last
+    assert len(place.calls()) == 12
+
+
+def test_a_remap_that_was_interrupted_goes_on_and_its_rows_are_not_called(
+    spark: SparkSession, place: Place
+) -> None:
+    df = spark.range(6)
+    log = place.log
+
+    def work(row: Any) -> Any:
+        note(log, row.id)
+        return {"y": str(row.id)}
+
+    stage = place.stage(work)
+    with stage.run(df) as run:
+        old = run._record
+    # As a driver leaves it that dies after the rows were taken in.
+    with open_store(place.store) as home:
+        record = stage._retry_record(home, old, stage._prepare(spark))
+        record = msgspec.structs.replace(record, config={**record.config, REMAP: "1"})
+        with stage._keep(home, spark, record, new=True, seen=old.run_id) as keeper:
+            Drive("job", home, spark, keeper, mode="quiet").take_failed(old)
+    with pytest.raises(HoldfastError, match="remap"):
+        stage.run(df)
+    with stage.remap(lambda raw: {"y": int(raw["y"])}, spark) as run:
+        assert run.run_id == record.run_id
+        assert tuples(run.output()) == [(i, i) for i in range(6)]
+        assert run.counts() == settled(COMMITTED=6, TERMINAL_SUCCESS=6)
+    assert len(place.calls()) == 6
+
+
 def test_a_fresh_run_begins_anew_under_the_same_name(spark: SparkSession, place: Place) -> None:
     df = spark.range(5)
     with place.stage(place.counting()).run(df) as run:
@@ -815,7 +888,7 @@ BAD: dict[str, dict[str, Any]] = {
     "rate of nothing": {"rate_per_s": float("nan")},
     "attempts": {"attempts": 0},
     "attempts of text": {"attempts": "3"},
-    "retry_on": {"retry_on": ("TimeoutError",)},
+    "retry_on": {"retry_on": ("no name",)},
     "on_fail": {"on_fail": "explode"},
     "batch_rows": {"batch": True, "batch_rows": 0},
     "huge batches": {"batch": True, "batch_rows": 1 << 22},

@@ -7,6 +7,7 @@ who may write any of it holds the lease on `run/<name>`, so a name has one run a
 - A run's status moves by its table, and only there.
 - An outcome chunk lies under its page and the height of the log entry that took it, so reading a page
   gives its chunks in the order they were decided.
+- A chunk above `PART_BYTES` is stored in parts: one result may be larger than a value of the store.
 - `delete` goes in bounded steps, the record last: a run that is half deleted can still be named.
 - A run that others rest on is pinned: it is not deleted while one of them is there.
 
@@ -27,12 +28,14 @@ from holdfast.config import SCAN_PAGE
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.durable.journal import Kept
 from holdfast.durable.snapshot import Saved
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.records import Part
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Row, Txn, operation
 from holdfast.transitions import Transitions
+
+PART_BYTES = 8 * 1024 * 1024
 
 
 class Status(Enum):
@@ -153,6 +156,8 @@ class Other(Record, frozen=True):
     attempts: int
     error_class: int
     error: str
+    # The text of a result that did not fit the schema.
+    raw: str = ""
 
 
 class Chunk(Record, frozen=True):
@@ -172,6 +177,8 @@ class Chunk(Record, frozen=True):
     cost: float
     calls: int
     spent_us_log2: list[int]
+    # Above 0: the row holds nothing else, and the chunk lies in so many parts (`part_key`).
+    parts: int = 0
 
 
 # -- names and records ---------------------------------------------------------------------------
@@ -325,16 +332,35 @@ def chunk_key(run_id: str, page: int, height: int) -> bytes:
     return _key("o", run_id, page) + tuples.pack_int(height)
 
 
+def part_key(run_id: str, page: int, height: int, n: int) -> bytes:
+    return _key("d", run_id, page) + tuples.pack_int(height) + tuples.pack_int(n)
+
+
+def chunk_rows(run_id: str, page: int, height: int, chunk: Chunk) -> list[Row]:
+    """The rows that keep a chunk: one, or its parts and one that counts them."""
+    data = codec.pack(chunk)
+    key = chunk_key(run_id, page, height)
+    if len(data) <= PART_BYTES:
+        return [(key, data)]
+    cuts = range(0, len(data), PART_BYTES)
+    rows = [
+        (part_key(run_id, page, height, n), data[at : at + PART_BYTES]) for n, at in enumerate(cuts)
+    ]
+    return [*rows, (key, codec.pack(Chunk(0, b"", b"", [], [], 0.0, 0, [], len(rows))))]
+
+
 def chunks(
     txn: Txn, run_id: str, page: int, after_height: int = -1, limit: int | None = None
 ) -> list[tuple[int, Chunk]]:
     """(height, chunk) of a page, in the order they were decided; all of them without a limit."""
     prefix = _key("o", run_id, page)
     lo = prefix + tuples.pack_int(after_height + 1)
-    return [
-        (tuples.unpack_last_int(key, len(prefix)), codec.unpack_as(Chunk, row))
-        for key, row in txn.scan(lo, tuples.after(prefix), limit)
-    ]
+    found: list[tuple[int, Chunk]] = []
+    for key, row in txn.scan(lo, tuples.after(prefix), limit):
+        height = tuples.unpack_last_int(key, len(prefix))
+        chunk = codec.unpack_as(Chunk, row)
+        found.append((height, _joined(txn, run_id, page, height, chunk) if chunk.parts else chunk))
+    return found
 
 
 # -- runs that rest on others ---------------------------------------------------------------------
@@ -390,6 +416,7 @@ def delete(txn: Txn, run_id: str, limit: int) -> int:
     removed = 0
     for prefix in (
         _key("o", run_id),
+        _key("d", run_id),
         _key("i", run_id),
         _key("a", run_id),
         _key("m", run_id),
@@ -422,6 +449,13 @@ def _key(kind: str, *path: tuples.Element) -> bytes:
 def _named(txn: Txn, prefix: bytes, limit: int) -> list[str]:
     rows = txn.scan(prefix, tuples.after(prefix), limit)
     return [str(tuples.unpack(key[len(prefix) :])[0]) for key, _ in rows]
+
+
+def _joined(txn: Txn, run_id: str, page: int, height: int, head: Chunk) -> Chunk:
+    parts = [txn.get(part_key(run_id, page, height, n)) for n in range(head.parts)]
+    if any(part is None for part in parts):
+        raise StoreCorrupt(what="outcome part", run_id=run_id, page=page, height=height)
+    return codec.unpack_as(Chunk, b"".join(part for part in parts if part is not None))
 
 
 def _asked(txn: Txn, record: RunRecord) -> RunRecord:

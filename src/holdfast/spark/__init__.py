@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.spark.session import session
 
 if TYPE_CHECKING:
+    from holdfast.spark.error_classes import transient
     from holdfast.spark.outcome import Call, Fail, Retry, Skip
     from holdfast.spark.run import Run
     from holdfast.spark.stage import Stage
@@ -28,9 +29,10 @@ _HOMES = {
     "Run": "run",
     "Skip": "outcome",
     "Stage": "stage",
+    "transient": "error_classes",
 }
 
-__all__ = ["Call", "Fail", "Retry", "Run", "Skip", "Stage", "session"]
+__all__ = ["Call", "Fail", "Retry", "Run", "Skip", "Stage", "session", "transient"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """Calls the user's function and says how each row ended.
 
 The classes of document 002: what `retry_on` names and `Retry` are transient, MemoryError is
-resource, what does not fit the schema is schema, anything else is input. A batch function that
+resource, what does not fit the schema is schema, anything else is input (`error_classes`). A batch function that
 raises is called again with halves of its batch, down to single rows, so that one bad row fails
 alone; with what may be retried, or is of the wrong schema, the whole batch ends as one.
 
@@ -26,15 +26,19 @@ from holdfast.config import ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
 from holdfast.runner import forks
+from holdfast.spark import raw_values
+from holdfast.spark.coercion import WrongSchema
+from holdfast.spark.error_classes import Rule, Rules, retry_after_s
 from holdfast.spark.outcome import Call, Fail, Retry, Skip
-from holdfast.spark.rows import Encoder, WrongSchema
+from holdfast.spark.rows import Encoder, tabulated
 
 SKIP_COLUMN = "_skip"
 FAIL_COLUMN = "_fail"
 
 
 class Ended(NamedTuple):
-    """How one row's call ended. `values` are the result columns of a success."""
+    """How one row's call ended. `values` are the result columns of a success; `raw` is what was
+    returned when it did not fit them."""
 
     seq: int
     state: int
@@ -44,6 +48,7 @@ class Ended(NamedTuple):
     delay_ns: int
     cost: float
     micros: int
+    raw: str = ""
 
 
 class BatchEnded(NamedTuple):
@@ -58,16 +63,19 @@ class BatchEnded(NamedTuple):
 
 
 class Caller:
+    # What a row that ended counts for among the calls of the run.
+    calls_each = 1
+
     def __init__(
         self,
         fn: Callable[..., Any],
-        retry_on: tuple[type[BaseException], ...],
+        retry_on: tuple[Rule, ...],
         encoder: Encoder,
         run_id: str,
         timeout_s: float,
     ) -> None:
         self.fn = fn
-        self.retry_on = retry_on
+        self.class_of = Rules(retry_on).class_of
         self.encoder = encoder
         self.run_id = run_id
         self.timeout_s = timeout_s
@@ -117,11 +125,13 @@ class Caller:
     def _returned(self, call: Call, found: Any, began: int) -> Ended:
         micros = _micros(began)
         state, error_class, text, delay_ns = State.TERMINAL_FAIL, ErrorClass.INPUT, "", 0
+        raw = ""
         if type(found) is dict or not isinstance(found, Skip | Retry | Fail):
             try:
                 values = self.encoder.values(found)
             except WrongSchema as error:
                 error_class, text = ErrorClass.SCHEMA, f"returned {error}"
+                raw = raw_values.encode(found)
             else:
                 cost = _cost(call) if call.cost else 0.0
                 return Ended(call.seq, State.TERMINAL_SUCCESS, values, 0, "", 0, cost, micros)
@@ -132,32 +142,26 @@ class Caller:
             delay_ns = _delay_ns(found)
         else:
             text = found.reason
-        return Ended(call.seq, state, None, error_class, _cut(text), delay_ns, _cost(call), micros)
+        cost = _cost(call)
+        return Ended(call.seq, state, None, error_class, _cut(text), delay_ns, cost, micros, raw)
 
     def _raised(self, call: Call, error: BaseException, began: int) -> Ended:
         text = _told(error)
         error_class = self.class_of(error)
-        return Ended(
-            call.seq, State.TERMINAL_FAIL, None, error_class, text, 0, _cost(call), _micros(began)
-        )
+        delay_ns = _asked_ns(error) if error_class == ErrorClass.TRANSIENT else 0
+        cost, micros = _cost(call), _micros(began)
+        return Ended(call.seq, State.TERMINAL_FAIL, None, error_class, text, delay_ns, cost, micros)
 
     def wrong_schema(self, ended: Ended, why: str) -> Ended:
-        """A success whose values turned out to be no values of the schema."""
+        """A success whose values turned out to be no values of the schema, or too many bytes."""
+        values = dict(zip(self.encoder.names, ended.values or (), strict=True))
         return ended._replace(
             state=State.TERMINAL_FAIL,
             values=None,
             error_class=ErrorClass.SCHEMA,
-            error=_cut(f"returned {why}"),
+            error=_cut(why),
+            raw=raw_values.encode(values),
         )
-
-    def class_of(self, error: BaseException) -> int:
-        if isinstance(error, WrongSchema):
-            return ErrorClass.SCHEMA
-        if isinstance(error, MemoryError):
-            return ErrorClass.RESOURCE
-        if isinstance(error, self.retry_on):
-            return ErrorClass.TRANSIENT
-        return ErrorClass.INPUT
 
 
 class _Batches:
@@ -228,25 +232,31 @@ class _Batches:
         return fn(table, call) if self.caller._with_call else fn(table)
 
     def _keep(self, found: Any, rows: int, at: int) -> None:
-        if isinstance(found, pa.RecordBatch):
-            found = pa.Table.from_batches([found])
-        marks: dict[int, tuple[int, str]] = {}
-        for column, state in (
-            (SKIP_COLUMN, State.TERMINAL_SKIP),
-            (FAIL_COLUMN, State.TERMINAL_FAIL),
-        ):
-            if isinstance(found, pa.Table) and column in found.column_names:
-                for i, reason in enumerate(found.column(column).to_pylist()):
-                    # A column of booleans marks, too: False is no mark.
-                    if reason is not None and reason is not False:
-                        marks[i] = (state, "" if reason is True else str(reason))
-                found = found.drop_columns([column])
-        batch = self.caller.encoder.check_table(found, rows)
+        table = tabulated(found)
+        marks, table = _marks(table)
+        try:
+            batch, unfit = self.caller.encoder.fit_table(found if table is None else table, rows)
+        except WrongSchema as error:
+            # Which row is whose cannot be told: all of it is kept, with the first row.
+            raw = raw_values.encode(found)
+            for i in range(rows):
+                text = (
+                    f"returned {error}" if not i else f"returned {error}; _raw is in the first row"
+                )
+                self._other(at + i, State.TERMINAL_FAIL, ErrorClass.SCHEMA, text, "" if i else raw)
+            return
         if marks:
-            keep = pa.array([i for i in range(rows) if i not in marks], pa.int64())
-            batch = batch.take(keep)
+            bad = {one.at for one in unfit}
+            left = [i for i in range(rows) if i not in bad]
+            kept = [k for k, i in enumerate(left) if i not in marks]
+            batch = batch.take(pa.array(kept, pa.int64()))
         if batch.num_rows:
             self.kept.append((at, batch))
+        for one in unfit:
+            if one.at not in marks:
+                raw = raw_values.encode(one.value)
+                text = f"returned {one.why}"
+                self._other(at + one.at, State.TERMINAL_FAIL, ErrorClass.SCHEMA, text, raw)
         for i, (code, reason) in marks.items():
             state = State(code)
             kind = ErrorClass.NONE if state == State.TERMINAL_SKIP else ErrorClass.INPUT
@@ -259,14 +269,38 @@ class _Batches:
         # Only what hangs on one row's content is looked for in halves.
         if error_class != ErrorClass.INPUT or rows == 1:
             text = _told(error)
+            delay_ns = _asked_ns(error) if error_class == ErrorClass.TRANSIENT else 0
             for i in range(rows):
-                self._other(at + i, State.TERMINAL_FAIL, error_class, text)
+                self._other(at + i, State.TERMINAL_FAIL, error_class, text, delay_ns=delay_ns)
             return []
         half = rows // 2
         return [(table.slice(0, half), at), (table.slice(half), at + half)]
 
-    def _other(self, i: int, state: int, error_class: int, text: str) -> None:
-        self.others.append(Ended(self.seqs[i], state, None, error_class, _cut(text), 0, 0.0, 0))
+    def _other(
+        self, i: int, state: int, error_class: int, text: str, raw: str = "", delay_ns: int = 0
+    ) -> None:
+        seq, text = self.seqs[i], _cut(text)
+        self.others.append(Ended(seq, state, None, error_class, text, delay_ns, 0.0, 0, raw))
+
+
+def _marks(table: Any) -> tuple[dict[int, tuple[int, str]], Any]:
+    """Rows that a batch function ended by `_skip` or `_fail`, and its answer without these columns."""
+    found: dict[int, tuple[int, str]] = {}
+    for column, state in ((SKIP_COLUMN, State.TERMINAL_SKIP), (FAIL_COLUMN, State.TERMINAL_FAIL)):
+        if isinstance(table, pa.Table):
+            if column not in table.column_names:
+                continue
+            reasons = table.column(column).to_pylist()
+            table = table.drop_columns([column])
+        elif isinstance(table, list):
+            reasons = [one.get(column) if isinstance(one, dict) else None for one in table]
+        else:
+            continue
+        for i, reason in enumerate(reasons):
+            # A column of booleans marks, too: False is no mark.
+            if reason is not None and reason is not False:
+                found[i] = (state, "" if reason is True else str(reason))
+    return found, table
 
 
 def is_async(fn: Callable[..., Any]) -> bool:
@@ -329,6 +363,12 @@ def _delay_ns(retry: Retry) -> int:
     if retry.after_s is None:
         return 0
     return max(int(min(float(retry.after_s) * 1e9, TTL_NS_MAX)), 1)
+
+
+def _asked_ns(error: BaseException) -> int:
+    """How long the server that refused asked to wait. 0: it did not say."""
+    seconds = retry_after_s(error, SYSTEM.wall_ns() / 1e9)
+    return 0 if seconds is None else max(int(seconds * 1e9), 1)
 
 
 def _cost(call: Call) -> float:

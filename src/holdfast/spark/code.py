@@ -21,6 +21,7 @@ from pyspark import cloudpickle
 from pyspark.core.broadcast import Broadcast
 
 from holdfast.errors import Invalid
+from holdfast.spark.error_classes import Rule
 
 
 class NotPicklable(Invalid):
@@ -42,7 +43,7 @@ class Value:
         self.value = value
 
 
-def dump(fn: Callable[..., Any], retry_on: tuple[type[BaseException], ...]) -> bytes:
+def dump(fn: Callable[..., Any], retry_on: tuple[Rule, ...]) -> bytes:
     buffer = io.BytesIO()
     try:
         pickler: Any = _Pickler(buffer)  # type: ignore[no-untyped-call]
@@ -53,7 +54,7 @@ def dump(fn: Callable[..., Any], retry_on: tuple[type[BaseException], ...]) -> b
     return msgspec.msgpack.encode((paths, buffer.getvalue()))
 
 
-def load(data: bytes) -> tuple[Callable[..., Any], tuple[type[BaseException], ...]]:
+def load(data: bytes) -> tuple[Callable[..., Any], tuple[Rule, ...]]:
     """In the child: the function. Modules are looked for where the driver found them, too."""
     paths, function = msgspec.msgpack.decode(data, type=tuple[list[str], bytes])
     look_in(paths)

@@ -32,7 +32,7 @@ from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.records import Done
 from holdfast.ledger.states import State
-from holdfast.spark import wire
+from holdfast.spark import raw_values, wire
 from holdfast.spark.caller import BatchEnded, Caller, Ended
 from holdfast.spark.client import Address, Client
 from holdfast.spark.pool import Held, Loop, News, Pool, Threads, Unit
@@ -51,9 +51,11 @@ TELL_ROWS = 32
 TELL_NS = 250_000_000
 WAIT_MS = 500
 PAUSE_S_MAX = 0.25
-# One report of a grant: so many rows, unless they are consecutive, and about so many bytes.
+# One report of a grant: so many rows, unless they are consecutive, and about so many bytes; a single
+# row may be larger, and is stored in parts.
 REPORT_ROWS_MAX = 5000
 REPORT_BYTES_MAX = 8 * 1024 * 1024
+RESULT_BYTES_MAX = 64 * 1024 * 1024
 LATENCY_BUCKETS = 32
 
 
@@ -192,8 +194,9 @@ class Engine:
             return
         held.results += news.ended
         held.ended += len(news.ended)
+        each = self.caller.calls_each
         for ended in news.ended:
-            self._count(1, ended.cost, ended.micros)
+            self._count(each, ended.cost, ended.micros)
 
     def _count(self, calls: int, cost: float, micros: int) -> None:
         self._calls += calls
@@ -351,7 +354,7 @@ class Engine:
         done, others, data, seqs, lo = self._report(held)
         begins = ranges_of(held.seqs[held.begun : held.begun + begin])
         digest = blake2b(data, digest_size=16)
-        digest.update(pack([done, begins, [other.error for other in others]]))
+        digest.update(pack([done, begins, [(other.error, other.raw) for other in others]]))
         return (
             wire.Move(
                 held.epoch, held.n, digest.digest(), done, begins, seqs, lo, others, len(data)
@@ -366,13 +369,12 @@ class Engine:
         results, held.results = held.results[:REPORT_ROWS_MAX], held.results[REPORT_ROWS_MAX:]
         while True:
             report = _row_report(results, self.caller)
-            # A character is up to four bytes of the store's.
-            told = 4 * sum(len(other.error) for other in report.others)
-            if len(report.data) + told <= REPORT_BYTES_MAX:
+            if len(report.data) + _told_bytes(report.others) <= REPORT_BYTES_MAX:
                 break
             if len(results) == 1:
-                why = f"a result of {len(report.data):,} bytes; at most {REPORT_BYTES_MAX:,} fit"
-                results = [self.caller.wrong_schema(results[0], why)]
+                if len(report.data) <= RESULT_BYTES_MAX:
+                    break
+                results = [self.caller.wrong_schema(results[0], _too_large(len(report.data)))]
                 continue
             half = len(results) // 2
             held.results = results[half:] + held.results
@@ -388,8 +390,9 @@ class Engine:
                 break
             half = piece.batch.num_rows // 2
             if not half:
-                why = f"a result of {len(report.data):,} bytes; at most {REPORT_BYTES_MAX:,} fit"
-                piece = _too_large(piece, why)
+                if len(report.data) <= RESULT_BYTES_MAX:
+                    break
+                piece = _without_result(piece, _too_large(len(report.data)))
                 continue
             held.batches.insert(0, _slice(piece, half, piece.batch.num_rows))
             piece = _slice(piece, 0, half)._replace(others=piece.others)
@@ -569,7 +572,7 @@ def _sift(
         assert ended.values is not None
         why = caller.encoder.fits(ended.values)
         if why:
-            bad = caller.wrong_schema(ended, why)
+            bad = caller.wrong_schema(ended, f"returned {why}")
             rest = [*rest, bad]
         else:
             kept.append(ended)
@@ -600,18 +603,29 @@ def _lots(others: list[Ended]) -> list[list[Ended]]:
     found: list[list[Ended]] = []
     size = 0
     for other in others:
-        size += len(other.error)
-        if not found or len(found[-1]) >= REPORT_ROWS_MAX or size > REPORT_BYTES_MAX // 4:
+        more = 4 * len(other.error) + len(other.raw)
+        size += more
+        if not found or len(found[-1]) >= REPORT_ROWS_MAX or size > REPORT_BYTES_MAX:
             found.append([])
-            size = len(other.error)
+            size = more
         found[-1].append(other)
     return found
 
 
-def _too_large(ended: BatchEnded, why: str) -> BatchEnded:
-    """The one row of it fails: its result cannot be kept."""
+def _told_bytes(others: list[wire.Other]) -> int:
+    """A character of an error is up to four bytes of the store's; raw text is ASCII."""
+    return sum(4 * len(other.error) + len(other.raw) for other in others)
+
+
+def _too_large(size: int) -> str:
+    return f"returned a result of {size:,} bytes; at most {RESULT_BYTES_MAX:,} fit"
+
+
+def _without_result(ended: BatchEnded, why: str) -> BatchEnded:
+    """The one row of it fails: its result is too large. Its beginning is kept."""
     fail, kind = int(State.TERMINAL_FAIL), int(ErrorClass.SCHEMA)
-    failed = Ended(ended.seqs[0], fail, None, kind, why, 0, 0.0, 0)
+    [row] = ended.batch.to_pylist()
+    failed = Ended(ended.seqs[0], fail, None, kind, why, 0, 0.0, 0, raw_values.encode(row))
     others = sorted([*ended.others, failed])
     return BatchEnded([], ended.batch.slice(0, 0), others, 0.0, 0, 0)
 
@@ -648,7 +662,7 @@ def _places(seqs: Sequence[int]) -> tuple[bytes, int]:
 
 def _others(rest: list[Ended]) -> list[wire.Other]:
     return [
-        wire.Other(one.seq, int(one.state), int(one.error_class), one.error, one.delay_ns)
+        wire.Other(one.seq, int(one.state), int(one.error_class), one.error, one.delay_ns, one.raw)
         for one in rest
     ]
 

@@ -37,6 +37,9 @@ META = pa.schema(
 )
 
 
+RAW = pa.field("_raw", pa.large_string())
+
+
 def schema_of(data: bytes) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(data))
 
@@ -163,19 +166,22 @@ class Outcomes:
 
     def records(self, lo: int, hi: int) -> pa.Table:
         """Every row that ended otherwise: key columns and how it ended (`META`)."""
-        others = sorted(
-            {
-                other.seq: other
-                for chunk in self._chunks(lo, hi)
-                for other in chunk.others
-                if lo <= other.seq < hi
-            }.values(),
-            key=lambda other: other.seq,
-        )
-        return self._described(others)
+        return self._described(self._others(lo, hi))
+
+    def _others(self, lo: int, hi: int) -> list[runs.Other]:
+        found = {
+            other.seq: other
+            for chunk in self._chunks(lo, hi)
+            for other in chunk.others
+            if lo <= other.seq < hi
+        }
+        return [found[seq] for seq in sorted(found)]
 
     def failed(self, lo: int, hi: int) -> pa.Table:
-        return self.records(lo, hi).filter(pc.field("_state") == State.TERMINAL_FAIL.name)
+        """The rows that failed, with `_raw`: a result that did not fit, as JSON text, or null."""
+        others = [one for one in self._others(lo, hi) if one.state == State.TERMINAL_FAIL]
+        raws = pa.array([one.raw or None for one in others], pa.large_string())
+        return self._described(others).append_column(RAW, raws)
 
     def skipped(self, lo: int, hi: int) -> pa.Table:
         return self.records(lo, hi).filter(pc.field("_state") == State.TERMINAL_SKIP.name)

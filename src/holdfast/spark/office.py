@@ -47,6 +47,8 @@ ERRORS_SHOWN = 20
 ERRORS_KEPT = 500
 WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
+# One report: the largest result (`engine.RESULT_BYTES_MAX`) and what surrounds it.
+REPORT_BYTES_MAX = 96 * 1024 * 1024
 DELETE_BLOCKS = 100
 SPIN_NS = 10_000_000
 # Blocks out of order beyond what a merge holds: Spark sorts the input.
@@ -263,9 +265,9 @@ class Office:
             batch = data[at : at + move.size]
             at += move.size
             height = self.desk.height + len(entries) + 1
-            told = move.size + sum(4 * len(other.error) for other in move.others)
-            if told > VALUE_BYTES_MAX:
-                raise ValueTooLarge(what="report", bytes=told, max=VALUE_BYTES_MAX)
+            told = move.size + sum(4 * len(one.error) + len(one.raw) for one in move.others)
+            if told > REPORT_BYTES_MAX:
+                raise ValueTooLarge(what="report", bytes=told, max=REPORT_BYTES_MAX)
             try:
                 taken, more = self.desk.board.advance(
                     move.epoch,
@@ -286,8 +288,7 @@ class Office:
             chunk = self._chunk(move, taken, batch)
             if chunk is not None:
                 page = self._first(move) // self.record.policy.page_rows
-                key = runs.chunk_key(self.record.run_id, page, height)
-                puts.append((key, codec.pack(chunk)))
+                puts += runs.chunk_rows(self.record.run_id, page, height, chunk)
 
     def mark_halted(self, halted: Halted) -> None:
         """The log has the illegal move; say it in the run's record: it is for a person now."""
@@ -336,7 +337,9 @@ class Office:
             if not again.holds(other.seq, other.seq + 1):
                 tries = _tries(board, other.seq)
                 others.append(
-                    runs.Other(other.seq, other.state, tries, other.error_class, other.error)
+                    runs.Other(
+                        other.seq, other.state, tries, other.error_class, other.error, other.raw
+                    )
                 )
         if len(self._errors) > ERRORS_KEPT:
             self._errors = Counter(dict(self._errors.most_common(ERRORS_KEPT // 2)))

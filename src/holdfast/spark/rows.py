@@ -1,23 +1,23 @@
 """Arrow on the wire, Spark Rows in the function: the two ways between them.
 
 `rows_of` gives the Rows that Spark itself would give. `Encoder` turns what a function returned into
-columns of the stage's schema and is stricter than Arrow, which would cut 1.5 to the integer 1: a
-value of another type is a failure of its row (class `schema`) that says which column it is.
+columns of the stage's schema, by the rules of `coercion`: no value loses anything on the way, where
+Arrow would cut 1.5 to the integer 1. What does not fit is a failure of its row (class `schema`) that
+says which column it is.
 """
 
 from __future__ import annotations
 
-import datetime
-import decimal
-from array import array
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
-from pyspark.sql import types as T
+import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import Row, StructType, _create_row
+
+from holdfast.spark.coercion import WrongSchema, column, fields_of, kinds_of
 
 
 def rows_of(table: pa.Table) -> list[Row]:
@@ -54,8 +54,12 @@ def batch_of(data: Any, schema: pa.Schema) -> pa.RecordBatch:
     return pa.ipc.read_record_batch(pa.py_buffer(data), schema)
 
 
-class WrongSchema(Exception):
-    """What a function returned is not what its stage declared."""
+class Unfit(NamedTuple):
+    """A row of a batch's result that does not fit: its place, why, and its value."""
+
+    at: int
+    why: str
+    value: Any
 
 
 class Encoder:
@@ -64,19 +68,20 @@ class Encoder:
         self.arrow = arrow_schema(schema)
         self.names = list(self.arrow.names)
         self._known = frozenset(self.names)
-        self._plain = all(_is_plain(field.type) for field in self.arrow)
-        self._kinds = [_kinds_of(field) for field in schema.fields]
+        self._plain = all(_is_plainly_written(field.type) for field in self.arrow)
+        self._kinds = [kinds_of(field.dataType, field.nullable) for field in schema.fields]
+        self._fits = [column(one.name, one.dataType, one.nullable) for one in schema.fields]
 
     def values(self, found: Any) -> tuple[Any, ...]:
         """What one call returned, as the values of the columns; or WrongSchema."""
-        if isinstance(found, Row) and hasattr(found, "__fields__"):
-            found = found.asDict()
-        if isinstance(found, dict):
-            if found.keys() != self._known:
-                missing = sorted(self._known - found.keys())
-                unknown = sorted(map(str, found.keys() - self._known))
-                raise WrongSchema(f"columns missing: {missing}, unknown: {unknown}")
-            values = tuple(found[name] for name in self.names)
+        fields = found if type(found) is dict else fields_of(found)
+        if fields is not None:
+            try:
+                values = tuple([fields[name] for name in self.names])
+            except KeyError:
+                missing = sorted(self._known - fields.keys())
+                unknown = sorted(map(str, fields.keys() - self._known))
+                raise WrongSchema(f"columns missing: {missing}, unknown: {unknown}") from None
         elif isinstance(found, tuple | list):
             if len(found) != len(self.names):
                 raise WrongSchema(f"{len(found)} values for the columns {self.names}")
@@ -85,13 +90,9 @@ class Encoder:
             raise WrongSchema(
                 f"a {type(found).__name__}; return a dict with {self.names}, or Skip, Retry, Fail"
             )
-        for field, kinds, value in zip(self.schema.fields, self._kinds, values, strict=True):
+        for kinds, value in zip(self._kinds, values, strict=True):
             if type(value) not in kinds:
-                if _plainly(value) is not value:
-                    # Models answer in NumPy's scalars; what is meant is the number.
-                    return self.values([_plainly(one) for one in values])
-                if why := _strange(field, value):
-                    raise WrongSchema(f"column {why}")
+                return tuple([fit(one) for fit, one in zip(self._fits, values, strict=True)])
         return values
 
     def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -115,18 +116,49 @@ class Encoder:
             return f"{type(error).__name__}: {error}"
         return ""
 
-    def check_table(self, found: Any, rows: int) -> pa.RecordBatch:
-        """What a batch function returned: as many rows as it was given, of the declared columns."""
-        if isinstance(found, pa.RecordBatch):
-            found = pa.Table.from_batches([found])
-        if not isinstance(found, pa.Table):
+    def fit_table(self, found: Any, rows: int) -> tuple[pa.RecordBatch, list[Unfit]]:
+        """What a batch function returned, as the rows that fit and those that do not. WrongSchema when
+        it cannot be told which of its rows belongs to which of the batch's."""
+        table = tabulated(found)
+        if isinstance(table, pa.Table):
+            if table.num_rows != rows:
+                raise WrongSchema(f"{table.num_rows} rows for a batch of {rows}")
+            try:
+                return self.check_table(table, rows), []
+            except WrongSchema:
+                if len(set(table.column_names)) < table.num_columns:
+                    raise
+                table = table.to_pylist(maps_as_pydicts="strict")
+        if table is None:
             raise WrongSchema(f"a {type(found).__name__}; a batch function returns an Arrow table")
+        if len(table) != rows:
+            raise WrongSchema(f"{len(table)} rows for a batch of {rows}")
+        return self._fit_rows(table)
+
+    def _fit_rows(self, rows: list[Any]) -> tuple[pa.RecordBatch, list[Unfit]]:
+        good: list[tuple[Any, ...]] = []
+        unfit: list[Unfit] = []
+        for at, row in enumerate(rows):
+            try:
+                values = self.values(row)
+            except WrongSchema as error:
+                unfit.append(Unfit(at, str(error), row))
+                continue
+            if why := self.fits(values):
+                unfit.append(Unfit(at, why, row))
+            else:
+                good.append(values)
+        return self.batch(good), unfit
+
+    def check_table(self, found: pa.Table, rows: int) -> pa.RecordBatch:
+        """A table as a batch of the schema: as many rows as were given, of the declared columns."""
         if found.num_rows != rows:
             raise WrongSchema(f"{found.num_rows} rows for a batch of {rows}")
-        if sorted(found.column_names) != sorted(self.names):
-            missing = sorted(self._known - set(found.column_names))
-            unknown = sorted(set(found.column_names) - self._known)
-            raise WrongSchema(f"columns missing: {missing}, unknown: {unknown}, or repeated")
+        for name in self.names:
+            if found.column_names.count(name) != 1:
+                missing = sorted(self._known - set(found.column_names))
+                unknown = sorted(set(found.column_names) - self._known)
+                raise WrongSchema(f"columns missing: {missing}, unknown: {unknown}, or repeated")
         for field in self.arrow:
             column = found.column(field.name)
             if not _is_alike(column.type, field.type):
@@ -134,14 +166,61 @@ class Encoder:
             if column.null_count and not field.nullable:
                 raise WrongSchema(f"column {field.name} has nulls, and is declared NOT NULL")
         try:
-            return _one_batch(found.select(self.names).cast(self.arrow))
+            batch = _one_batch(found.select(self.names).cast(self.arrow))
         except pa.ArrowException as error:
             raise WrongSchema(str(error)) from None
+        for field in self.arrow:
+            if pa.types.is_float32(field.type) and _overflows(found, batch, field.name):
+                raise WrongSchema(f"column {field.name} has a number beyond {field.type}")
+        return batch
 
 
-def _plainly(value: Any) -> Any:
-    is_scalar = type(value).__module__ == "numpy" and getattr(value, "ndim", 1) == 0
-    return value.item() if is_scalar else value
+def tabulated(found: Any) -> pa.Table | list[Any] | None:
+    """What a batch function returned as a table, or as its rows; None when it is neither."""
+    if isinstance(found, pa.Table):
+        return found
+    if isinstance(found, pa.RecordBatch):
+        return pa.Table.from_batches([found])
+    if isinstance(found, list | tuple):
+        return list(found)
+    try:
+        if hasattr(found, "columns") and hasattr(found, "to_dict"):  # a pandas DataFrame
+            return _tabulated_pandas(found)
+        if isinstance(found, dict):
+            return pa.table({name: _listed(values) for name, values in found.items()})
+        if hasattr(found, "__arrow_c_stream__"):
+            return pa.table(found)
+    except Exception:
+        return None
+    return None
+
+
+def _tabulated_pandas(found: Any) -> pa.Table | list[Any]:
+    try:
+        return pa.Table.from_pandas(found, preserve_index=False)
+    except (pa.ArrowException, TypeError, ValueError):
+        # A column of values that Arrow has no one type for: row by row, then.
+        return list(found.to_dict("records"))
+
+
+def _listed(values: Any) -> Any:
+    # Arrow takes no array of more dimensions; a list of arrays it takes.
+    return list(values) if getattr(values, "ndim", 1) > 1 else values
+
+
+def _overflows(found: pa.Table, batch: pa.RecordBatch, name: str) -> bool:
+    if not pa.types.is_float64(found.column(name).type):
+        return False
+    return _infinite(batch.column(name)) != _infinite(found.column(name))
+
+
+def _infinite(column: Any) -> int:
+    return int(pc.sum(pc.is_inf(column)).as_py() or 0)
+
+
+def _is_plainly_written(kind: pa.DataType) -> bool:
+    """Whether Arrow makes a column of checked values by itself: vectors are lists of numbers."""
+    return _is_plain(kind.value_type) if pa.types.is_list(kind) else _is_plain(kind)
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
@@ -164,78 +243,6 @@ def _is_plain(kind: pa.DataType) -> bool:
     )
 
 
-_KINDS: dict[type[T.DataType], tuple[type, ...]] = {
-    T.BooleanType: (bool,),
-    T.ByteType: (int,),
-    T.ShortType: (int,),
-    T.IntegerType: (int,),
-    T.LongType: (int,),
-    T.FloatType: (float, int),
-    T.DoubleType: (float, int),
-    T.StringType: (str,),
-    T.DecimalType: (decimal.Decimal,),
-    T.DateType: (datetime.date,),
-    T.TimestampType: (datetime.datetime,),
-    T.TimestampNTZType: (datetime.datetime,),
-    T.DayTimeIntervalType: (datetime.timedelta,),
-    T.BinaryType: (bytes, bytearray),
-}
-
-
-def _kinds_of(field: T.StructField) -> tuple[type, ...]:
-    """Types whose values need no second look."""
-    nothing = (type(None),) if field.nullable else ()
-    return _KINDS.get(type(field.dataType), ()) + nothing
-
-
-def _strange(field: T.StructField, value: Any) -> str:
-    """Why a value is no value of the field, inside and out; empty when it is one."""
-    name, kind = field.name, field.dataType
-    if value is None:
-        return "" if field.nullable else f"{name} is None, and is declared NOT NULL"
-    told = f"{name} is a {type(value).__name__}: {value!r:.80}"
-    if isinstance(kind, T.ArrayType):
-        if not isinstance(value, list | tuple | array):
-            return f"{told}; an array is a list"
-        item = T.StructField(f"{name}[]", kind.elementType, kind.containsNull)
-        return next((why for one in value if (why := _strange(item, one))), "")
-    if isinstance(kind, T.MapType):
-        if not isinstance(value, dict):
-            return f"{told}; a map is a dict"
-        key = T.StructField(f"{name} key", kind.keyType, False)
-        item = T.StructField(f"{name}[]", kind.valueType, kind.valueContainsNull)
-        pairs = ((key, one) for one in value), ((item, one) for one in value.values())
-        return next((why for side in pairs for f, one in side if (why := _strange(f, one))), "")
-    if isinstance(kind, StructType):
-        return _strange_struct(name, kind, value, told)
-    kinds = _KINDS.get(type(kind), (object,))
-    if isinstance(value, bool) and bool not in kinds and object not in kinds:
-        return told
-    if isinstance(value, datetime.datetime) and isinstance(kind, T.DateType):
-        return f"{told}; a date has no time"
-    return "" if isinstance(value, kinds) else told
-
-
-def _strange_struct(name: str, kind: StructType, value: Any, told: str) -> str:
-    if isinstance(value, dict):
-        if value.keys() != set(kind.names):
-            return f"{told}; its fields are {kind.names}"
-        values: Iterable[Any] = [value[one] for one in kind.names]
-    elif isinstance(value, tuple | list):
-        # Spark takes the fields of a Row inside a Row by their place, whatever their names.
-        names = getattr(value, "__fields__", None) or kind.names
-        if len(value) != len(kind.names) or list(names) != kind.names:
-            return f"{told}; its fields are {kind.names}, in this order"
-        values = value
-    else:
-        return f"{told}; a struct is a dict, a Row or a tuple"
-    for field, one in zip(kind.fields, values, strict=True):
-        inner = T.StructField(f"{name}.{field.name}", field.dataType, field.nullable)
-        if why := _strange(inner, one):
-            return why
-    return ""
-
-
 def _is_alike(found: pa.DataType, declared: pa.DataType) -> bool:
     """Whether a cast keeps the meaning: another width or unit, not another kind of value."""
     if found == declared or pa.types.is_null(found):
@@ -244,6 +251,9 @@ def _is_alike(found: pa.DataType, declared: pa.DataType) -> bool:
         return _is_alike(found.value_type, declared)
     if pa.types.is_floating(declared):
         return bool(pa.types.is_floating(found) or pa.types.is_integer(found))
+    if pa.types.is_integer(declared) and pa.types.is_floating(found):
+        # Arrow refuses to cut what is not integral.
+        return True
     if pa.types.is_struct(found) and pa.types.is_struct(declared):
         return [one.name for one in found] == [one.name for one in declared] and all(
             _is_alike(one.type, two.type) for one, two in zip(found, declared, strict=True)

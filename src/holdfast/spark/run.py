@@ -10,6 +10,7 @@ a driver node is drained): as long as the ledger moved since it was started, it 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -157,6 +158,15 @@ class Drive:
         if stand.status == runs.Status.CANCELLED.value:
             raise RunCancelled(name=self.name, run_id=duty.run_id)
 
+    def work(self, action: Callable[[], Any]) -> None:
+        """Do the run's work in a thread of the driver, without a Spark job, until the run is over."""
+        self._job = jobs.Job(self.spark, self.tag, action)
+        stand = self._watch(self._job)
+        if not stand.over:
+            error = self._job.error
+            why = jobs.reason(error) if error else "the work ended and rows are left"
+            raise RunFailed(name=self.name, why=why) from error
+
     def _start(self, body: Pull, tasks: int) -> jobs.Job:
         from pyspark.sql.types import LongType, StringType, StructField, StructType
 
@@ -275,7 +285,8 @@ class Run:
         return self._spark.read.schema(schema).parquet(*paths).orderBy(*self._record.key)
 
     def failed(self) -> DataFrame:
-        """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error."""
+        """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error;
+        _raw is what was returned when it did not fit the schema (`Stage.remap` maps it)."""
         return self._frame(self._outcomes(self._record).failed(0, self._record.size))
 
     def skipped(self) -> DataFrame:

@@ -32,6 +32,7 @@ from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.spark import again, code, jobs
 from holdfast.spark.caller import takes_row
 from holdfast.spark.engine import Duty
+from holdfast.spark.error_classes import Rule, transient
 from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
 from holdfast.spark.fingerprint import same_input
 from holdfast.spark.ingest import RESERVED, check_input
@@ -40,7 +41,8 @@ from holdfast.spark.keeper import Keeper, new_token, warm
 from holdfast.spark.lazy import lazily
 from holdfast.spark.plan import Plan
 from holdfast.spark.progress import MODES
-from holdfast.spark.rows import arrow_schema
+from holdfast.spark.remap_run import FailedRows, remap
+from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.run import Drive, Run
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import ParquetSink, Sink
@@ -58,6 +60,9 @@ FILE_ROWS = 4 * PAGE_ROWS
 CONCURRENCY_MAX = 10_000
 TTL_S_MAX = 30 * 24 * 3600
 
+# In the configuration of a retry run whose rows end by a mapping of what was kept.
+REMAP = "remap"
+
 # Stores and services of lazy forms, which live as long as the process.
 _open: dict[tuple[str, str], Keeper] = {}
 
@@ -71,7 +76,7 @@ class Stage:
         key: str | Sequence[str],
         schema: str | StructType,
         store: str | os.PathLike[str] | None = None,
-        retry_on: tuple[type[BaseException], ...] = (TimeoutError, ConnectionError),
+        retry_on: Rule | Sequence[Rule] = (TimeoutError, ConnectionError, transient),
         attempts: int = 3,
         retry_budget: int = 0,
         concurrency: int = 1,
@@ -193,6 +198,41 @@ class Stage:
             if record.status is runs.Status.FINISHED:
                 return self._retry(home, spark, record, prepared, seen)
             return self._drive(home, spark, None, record, prepared, None, seen)
+        except BaseException:
+            home.close()
+            raise
+
+    def remap(
+        self,
+        mapping: Callable[[Any], Any],
+        spark: SparkSession | None = None,
+        *,
+        store: str | os.PathLike[str] | None = None,
+    ) -> Run:
+        """Map the values (`_raw`) that were kept of rows which failed for their form: the stage's
+        function is not called. `mapping` gets a value and returns what the function should have
+        returned. Rows that it makes fit succeed; the others stay failed."""
+        if spark is None:
+            from holdfast.spark.session import session
+
+            spark = session()
+        prepared = self._prepare(spark)
+        home = self._open_store(store)
+        try:
+            record, seen = self._look(home)
+            if record is None:
+                raise NotFound(what="run", name=self.name)
+            self._check_same(record, prepared, None)
+            begun = REMAP in record.config and record.status is runs.Status.OPEN
+            old = home.read(runs.the, record.retry_of) if begun else record
+            if old.status is not runs.Status.FINISHED:
+                why = "only the rows of a finished run are mapped"
+                raise Invalid(what="run", name=self.name, why=why, status=old.status.value)
+            failed = FailedRows(home, old)
+            if not failed.kept:
+                return Run(record, home, spark, on_fail=self.on_fail)
+            return self._remap(home, spark, old, record if begun else None, prepared, seen,
+                               (mapping, failed))  # fmt: skip
         except BaseException:
             home.close()
             raise
@@ -329,6 +369,10 @@ class Stage:
         """The run as it is when it is over; None when there is work."""
         if record.status is runs.Status.FINISHED and not record.retry_requested_ns:
             return Run(record, home, spark, on_fail=self.on_fail)
+        if REMAP in record.config and record.status is runs.Status.OPEN:
+            # Its rows are not to be called: they end by the mapping.
+            why = "a remap of it was interrupted; call remap again, it goes on"
+            raise Invalid(what="run", name=self.name, why=why)
         if record.status is runs.Status.CANCELLED:
             raise RunCancelled(name=self.name, run_id=record.run_id)
         if record.status is runs.Status.HALTED:
@@ -366,13 +410,7 @@ class Stage:
         seen: str,
     ) -> Run:
         """A run over the rows that failed, as `holdfast runs retry` asked for."""
-        number = len(again.chain(home, old))
-        record = msgspec.structs.replace(
-            self._new_record(home, prepared, None),
-            config=old.config,
-            sink=again.sink_of(again.chain(home, old)[-1], number),
-            retry_of=old.run_id,
-        )
+        record = self._retry_record(home, old, prepared)
         _leave(home, self.name)
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
@@ -382,6 +420,45 @@ class Stage:
                 drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
                 found = drive.record()
         return Run(found, home, spark, on_fail=self.on_fail)
+
+    def _remap(
+        self,
+        home: Store,
+        spark: SparkSession,
+        old: runs.RunRecord,
+        begun: runs.RunRecord | None,
+        prepared: _Prepared,
+        seen: str,
+        mapped: tuple[Callable[[Any], Any], FailedRows],
+    ) -> Run:
+        """A retry run whose rows end by a mapping; one that was begun goes on."""
+        record = begun or self._retry_record(home, old, prepared)
+        # One try each, row by row: nothing that was kept changes from one to the next.
+        policy = msgspec.structs.replace(record.policy, attempts_max=1, batch_rows=0)
+        config = {**record.config, REMAP: "1"}
+        record = msgspec.structs.replace(record, policy=policy, config=config)
+        _leave(home, self.name)
+        with self._keep(home, spark, record, new=begun is None, seen=seen) as keeper:
+            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
+            with drive:
+                if begun is None:
+                    drive.take_failed(old)
+                duty = self._duty(keeper, drive.record(), prepared)
+                duty = msgspec.structs.replace(duty, concurrency=1, batch_rows=0, rate=False)
+                drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
+                found = drive.record()
+        return Run(found, home, spark, on_fail=self.on_fail)
+
+    def _retry_record(
+        self, home: Store, old: runs.RunRecord, prepared: _Prepared
+    ) -> runs.RunRecord:
+        number = len(again.chain(home, old))
+        return msgspec.structs.replace(
+            self._new_record(home, prepared, None),
+            config={what: told for what, told in old.config.items() if what != REMAP},
+            sink=again.sink_of(again.chain(home, old)[-1], number),
+            retry_of=old.run_id,
+        )
 
     @contextlib.contextmanager
     def _served(
@@ -559,11 +636,16 @@ def _checked_key(key: Any) -> list[str]:
     return found
 
 
-def _checked_errors(kinds: Any) -> tuple[type[BaseException], ...]:
-    if isinstance(kinds, type) and issubclass(kinds, BaseException):
-        return (kinds,)
-    if isinstance(kinds, tuple | list) and all(
-        isinstance(kind, type) and issubclass(kind, BaseException) for kind in kinds
-    ):
-        return tuple(kinds)
-    raise NotAStage(what="retry_on", why="exception classes", found=kinds)
+def _checked_errors(rules: Any) -> tuple[Rule, ...]:
+    found = tuple(rules) if isinstance(rules, tuple | list) else (rules,)
+    for rule in found:
+        if isinstance(rule, type):
+            good = issubclass(rule, BaseException)
+        elif isinstance(rule, str):
+            good = all(part.isidentifier() for part in rule.split("."))
+        else:
+            good = callable(rule)
+        if not good:
+            why = "exception classes, their names, or predicates"
+            raise NotAStage(what="retry_on", why=why, found=rule)
+    return found

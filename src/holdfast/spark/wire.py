@@ -39,13 +39,15 @@ class Hello(Message, frozen=True):
 
 
 class Other(Message, frozen=True):
-    """A row that ended without a result: skipped or failed. `state` is its ledger state."""
+    """A row that ended without a result: skipped or failed. `state` is its ledger state; `raw` is the
+    text of a result that did not fit the schema."""
 
     seq: int
     state: int
     error_class: int
     error: str
     delay_ns: int = 0
+    raw: str = ""
 
 
 class Move(Message, frozen=True):
