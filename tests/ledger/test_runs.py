@@ -9,14 +9,15 @@ import pytest
 
 from holdfast import codec
 from holdfast.clock import S
-from holdfast.durable import lease
+from holdfast.config import VALUE_BYTES_MAX
+from holdfast.durable import lease, snapshot
 from holdfast.errors import IllegalTransition, Invalid, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.board import Board
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog
 from holdfast.ledger.runs import GOING, RUN, Chunk, Event, Other, Progress, RunRecord, Status
-from holdfast.store import schema, tuples
+from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Store
 
 
@@ -142,6 +143,23 @@ def test_a_run_goes_away_in_steps_and_leaves_nothing(store: Store) -> None:
         assert not [key for key, _ in rows if b"run/a" in key or b"\x02a\x00" in key]
     # The name still leads to the run that is there.
     assert store.read(runs.latest, "labels") == record("b")
+
+
+def test_a_checkpoint_larger_than_a_value_is_kept_and_goes_with_its_run(store: Store) -> None:
+    store.transact(runs.create, record("a"))
+    held = store.transact(lease.acquire, "run/a", "w", "1", 100 * S)
+    _board, entries = Board.open(10, Policy(), now_ns=S)
+    log = RunLog(store, "a", held)
+    large = bytes(range(256)) * (VALUE_BYTES_MAX // 256) + b"more"
+    [height] = log.append(entries, [], large)
+    assert store.read(snapshot.load, runs.subject_of("a"), height) == large
+    store.transact(runs.move, "a", Event.CANCEL)
+    while store.transact(runs.delete, "a", 100):
+        pass
+    refs = schema.prefix(schema.Space.BLOB, "refs")
+    rows = store.read(lambda txn: txn.scan(refs, tuples.after(refs)))
+    assert rows
+    assert all(codec.unpack_as(blobs.Refs, row).idle_since_ns for _, row in rows)
 
 
 def test_runs_can_be_looked_at_where_numpy_is_not_installed() -> None:

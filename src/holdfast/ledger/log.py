@@ -3,7 +3,7 @@
 - One `append` is one transaction: the entries on top of the head that this log knows, and the rows
   that belong to them (outcome chunks, progress), under the run's lease. After it returns they are
   durable. `Fenced`: another process has the run; stop.
-- A checkpoint is the board's dump, kept at a height. Two are kept, and the entries from the older one
+- A checkpoint is the board's dump, kept at a height, in parts when it is large. Two are kept, and the entries from the older one
   on: so `verify` can rebuild the newer from the older and compare, and the log stays short.
 - `load` is the last checkpoint and the entries after it.
 
@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from holdfast import codec
-from holdfast.config import BATCH_MAX, SCAN_PAGE, VALUE_BYTES_MAX
+from holdfast.config import BATCH_MAX, SCAN_PAGE
 from holdfast.durable import journal, snapshot
 from holdfast.durable.lease import Lease
 from holdfast.errors import (
@@ -93,7 +93,7 @@ class RunLog:
             height = journal.append(txn, self._subject, page, expected_head=height).height
         for key, value in puts:
             txn.put(key, value)
-        if checkpoint is not None and len(checkpoint) <= VALUE_BYTES_MAX:
+        if checkpoint is not None:
             _keep(txn, self._subject, height, checkpoint)
         return journal.truncate(txn, self._subject, TRUNCATE_MAX) if self._long else 0
 

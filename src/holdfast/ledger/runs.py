@@ -465,11 +465,11 @@ def _asked(txn: Txn, record: RunRecord) -> RunRecord:
 
 
 def _release(txn: Txn, row: Row, subject: str) -> None:
-    """Give back the blob that a row of the log or of a checkpoint keeps."""
+    """Release the blobs that a row of the log or of a checkpoint references."""
     key, value = row
     if key.startswith(schema.prefix(schema.Space.JOURNAL, subject, "e")):
         if (kept := codec.unpack_as(Kept, value)).blob:
             blobs.release(txn, kept.blob)
     elif key.startswith(schema.prefix(schema.Space.SNAPSHOT, subject, "s")):
-        if (saved := codec.unpack_as(Saved, value)).state is None:
-            blobs.release(txn, saved.hash)
+        for name in codec.unpack_as(Saved, value).blobs:
+            blobs.release(txn, name)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -25,6 +26,8 @@ from holdfast.store.api import Store
 
 BLOCKS_CACHED = 8
 LARGE_BYTES = 1 << 30
+# More pieces of one block than this are picked by their numbers: a slice costs kilobytes.
+SLICES_MAX = 64
 
 META = pa.schema(
     [
@@ -63,21 +66,35 @@ class Input:
 
     def rows(self, ranges: Iterable[Range], columns: list[str] | None = None) -> pa.Table:
         """Rows of the input; its columns alone, unless others of its blocks are named."""
+        names = self.schema.names if columns is None else columns
         found: list[pa.Table] = []
+        for at, pieces in self._by_block(ranges):
+            block = self._block(self._blocks[at]).select(names)
+            if len(pieces) > SLICES_MAX:
+                wanted = np.concatenate([np.arange(lo, hi) for lo, hi in pieces])
+                found.append(block.take(pa.array(wanted)))
+            else:
+                found += [block.slice(lo, hi - lo) for lo, hi in pieces]
+        if not found:
+            return self.schema.empty_table().select(names)
+        return pa.concat_tables(found) if len(found) > 1 else found[0]
+
+    def _by_block(self, ranges: Iterable[Range]) -> Iterator[tuple[int, list[Range]]]:
+        """Consecutive ranges that lie in one block, as places in it."""
+        at, pieces = -1, list[Range]()
         for lo, hi in ranges:
             while lo < hi:
-                at = bisect_right(self._ends, lo)
-                end = self._ends[at]
-                first = self._ends[at - 1] if at else 0
-                block = self._block(self._blocks[at])
-                upto = min(hi, end)
-                found.append(block.slice(lo - first, upto - lo))
+                here = bisect_right(self._ends, lo)
+                if here != at:
+                    if pieces:
+                        yield at, pieces
+                    at, pieces = here, []
+                first = self._ends[here - 1] if here else 0
+                upto = min(hi, self._ends[here])
+                pieces.append((lo - first, upto - first))
                 lo = upto
-        if not found:
-            table = self.schema.empty_table()
-        else:
-            table = pa.concat_tables(found) if len(found) > 1 else found[0]
-        return table.select(self.schema.names if columns is None else columns)
+        if pieces:
+            yield at, pieces
 
     def row_bytes(self, seq: int) -> int:
         """About how large a row is, by the block that holds the seq."""
@@ -164,27 +181,37 @@ class Outcomes:
             return pa.repeat(pa.scalar(1, pa.int32()), len(seqs))
         return pa.array([more.get(lo + at, 1) for at in seqs.to_pylist()], pa.int32())
 
-    def records(self, lo: int, hi: int) -> pa.Table:
-        """Every row that ended otherwise: key columns and how it ended (`META`)."""
-        return self._described(self._others(lo, hi))
-
-    def _others(self, lo: int, hi: int) -> list[runs.Other]:
-        found = {
-            other.seq: other
-            for chunk in self._chunks(lo, hi)
-            for other in chunk.others
-            if lo <= other.seq < hi
-        }
-        return [found[seq] for seq in sorted(found)]
+    def records(self, lo: int, hi: int, *states: State) -> pa.Table:
+        """Rows that ended without a result, in these states or in any: key columns and how it ended
+        (`META`)."""
+        pages = [self._described(others) for others in self._others(lo, hi, states)]
+        return pa.concat_tables(pages) if pages else self._described([])
 
     def failed(self, lo: int, hi: int) -> pa.Table:
         """The rows that failed, with `_raw`: a result that did not fit, as JSON text, or null."""
-        others = [one for one in self._others(lo, hi) if one.state == State.TERMINAL_FAIL]
+        pages = [self._failed(others) for others in self._others(lo, hi, (State.TERMINAL_FAIL,))]
+        return pa.concat_tables(pages) if pages else self._failed([])
+
+    def _failed(self, others: Sequence[runs.Other]) -> pa.Table:
         raws = pa.array([one.raw or None for one in others], pa.large_string())
         return self._described(others).append_column(RAW, raws)
 
+    def _others(self, lo: int, hi: int, states: Sequence[State]) -> Iterator[list[runs.Other]]:
+        """In order, page by page: a million failures are never a million objects at once."""
+        while lo < hi:
+            upto = min(lo - lo % self._page_rows + self._page_rows, hi)
+            found = {
+                other.seq: other
+                for chunk in self._chunks(lo, upto)
+                for other in chunk.others
+                if lo <= other.seq < upto and (not states or other.state in states)
+            }
+            if found:
+                yield [found[seq] for seq in sorted(found)]
+            lo = upto
+
     def skipped(self, lo: int, hi: int) -> pa.Table:
-        return self.records(lo, hi).filter(pc.field("_state") == State.TERMINAL_SKIP.name)
+        return self.records(lo, hi, State.TERMINAL_SKIP)
 
     def _described(self, others: Sequence[runs.Other]) -> pa.Table:
         keys = self.input.rows(
