@@ -42,6 +42,7 @@
         ├── SchemaMismatch
         ├── StoreMoved        go on in the place that it names
         ├── CopyUnfinished    run the copy again, or remove what there is of it
+        ├── LocksUnsupported  the kernel has no open file description locks
         └── NetworkFilesystem
 
 An error carries fields, not prose: `Fenced(resource=..., held=3, current=4)`. `code` is stable
@@ -278,6 +279,11 @@ class StoreMoved(StoreError):
 class CopyUnfinished(StoreError):
     code = "copy_unfinished"
     hint = "run the same `holdfast store copy` again: it goes on where it ended"
+
+
+class LocksUnsupported(StoreError):
+    code = "locks_unsupported"
+    hint = "an embedded store needs a Linux kernel with open file description locks (3.15 or later); use postgresql:// here"
 
 
 class NetworkFilesystem(StoreError):

@@ -18,7 +18,7 @@ from holdfast.store.address import LOG
 from holdfast.store.backup import restore
 from tests.process.conftest import LIMITS
 from tests.process.refusals import refused
-from tests.process.watch import assert_nobody_is_left
+from tests.process.watch import assert_nobody_is_left, writer_of
 from tests.processes import python_proc
 
 pytestmark = pytest.mark.timeout(60)
@@ -245,3 +245,77 @@ except PermissionError:
     with python_proc(script, str(open_home), str(NOBODY), ready=None) as other:
         other.expect("refused")
         assert other.wait() == 0
+
+
+# Everything that a writer makes, and a writer that is killed leaves its socket behind.
+AS_ROOT = """
+import sys
+from holdfast import store as stores
+with stores.open(sys.argv[1]) as store:
+    store.transact(lambda txn: txn.put(("a",), b"of root"))
+    print("ready", flush=True)
+    sys.stdin.readline()
+"""
+AS_OWNER = (
+    AS_NOBODY
+    + """
+from pathlib import Path
+from holdfast.store import access
+from holdfast.store.engine import Request
+from holdfast.store.writer import Writer, open_engine, take_lock
+path = Path(sys.argv[1])
+access.check(path)
+lock = take_lock(path)
+backend, engine = open_engine(path, bootstrap=False)
+writer = Writer(path, backend, engine, WriterLimits())
+[answer] = engine.commit([Request(1, b"client", backend.last_id(), puts={b"of": b"the owner"})])
+print("error", answer.error, flush=True)
+writer.close()
+print("done", flush=True)
+"""
+)
+
+
+def test_root_leaves_the_files_of_another_accounts_store_to_that_account(open_home: Path) -> None:
+    open_home.mkdir(mode=0o700)
+    os.chown(open_home, NOBODY, NOBODY)
+    with python_proc(AS_ROOT, str(open_home)) as root:
+        owners = {one.name: os.stat(one).st_uid for one in open_home.iterdir()}
+        assert set(owners) == set(access.NAMES)
+        assert set(owners.values()) == {NOBODY}
+        writer_of(open_home).kill()
+        root.kill()
+    assert (open_home / "writer.sock").exists()
+    with python_proc(AS_OWNER, str(open_home), str(NOBODY), ready="error None") as owner:
+        owner.expect("done")
+        assert owner.wait() == 0
+    with stores.open(open_home, limits=LIMITS) as store:
+        assert store.read(lambda txn: txn.get(("a",))) == b"of root"
+
+
+def test_root_restores_a_store_of_another_account_to_that_account(
+    open_home: Path, tmp_path: Path
+) -> None:
+    fill(tmp_path / "own")
+    with stores.open(tmp_path / "own", limits=LIMITS) as store:
+        store.backup(str(tmp_path / "backup"))
+    open_home.mkdir(mode=0o700)
+    os.chown(open_home, NOBODY, NOBODY)
+    restore(tmp_path / "backup", open_home)
+    assert {os.stat(one).st_uid for one in open_home.iterdir()} == {NOBODY}
+
+
+@pytest.mark.parametrize("link", ["hard link", "symbolic link"])
+def test_root_gives_no_file_away_that_has_another_name(open_home: Path, link: str) -> None:
+    """The owner of the directory chooses what its names lead to."""
+    mine = open_home.parent / "of-root"
+    mine.write_text("secret")
+    open_home.mkdir(mode=0o700)
+    os.chown(open_home, NOBODY, NOBODY)
+    if link == "hard link":
+        (open_home / LOG).hardlink_to(mine)
+    else:
+        (open_home / LOG).symlink_to(mine)
+    access.hand_over(open_home, LOG)
+    access.tighten(open_home)
+    assert os.stat(mine).st_uid == 0

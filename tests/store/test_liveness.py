@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 
@@ -9,7 +10,8 @@ import pytest
 
 from holdfast import store as stores
 from holdfast.config import WriterLimits
-from holdfast.store import redo, rows
+from holdfast.errors import LocksUnsupported
+from holdfast.store import liveness, redo, rows
 from holdfast.store.api import Txn
 from tests.process.watch import assert_nobody_is_left, lock_holders, until, writer_of
 
@@ -110,3 +112,40 @@ def test_a_fuse_mount_is_refused_unless_it_is_known_to_be_local(
         assert not (tmp_path / "store").exists()
     else:
         rows.prepare(tmp_path / "store")
+
+
+# No command of fcntl: a kernel without open file description locks says the same to theirs.
+NO_COMMAND = 9_999
+
+
+def test_a_kernel_without_open_file_description_locks_is_named_as_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "store"
+    with stores.open(home, limits=LIMITS) as store:
+        store.transact(put_all, b"a")
+    monkeypatch.setattr(liveness, "_SETLK", NO_COMMAND)
+    with pytest.raises(LocksUnsupported) as raised:
+        stores.open(home, limits=LIMITS)
+    assert raised.value.fields["path"] == str(home)
+    assert "kernel" in str(raised.value.hint)
+    assert_nobody_is_left(home, LIMITS.linger_s)
+
+
+def test_a_file_system_without_such_locks_is_refused_as_one_of_a_network(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "store"
+    with stores.open(home, limits=LIMITS) as store:
+        store.transact(put_all, b"a")
+    lock = liveness._lock
+
+    def refusing(fd: int, kind: int, start: int) -> None:
+        if os.readlink(f"/proc/self/fd/{fd}").startswith(str(home)):
+            raise OSError(errno.ENOLCK, "no locks available")
+        lock(fd, kind, start)
+
+    monkeypatch.setattr(liveness, "_lock", refusing)
+    with pytest.raises(rows.NetworkFilesystem, match="open file description"):
+        stores.open(home, limits=LIMITS)
+    assert_nobody_is_left(home, LIMITS.linger_s)

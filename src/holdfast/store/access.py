@@ -4,7 +4,8 @@
 writer's socket get the same bits without `x`. A process that does not own the directory follows the directory, so
 that the owner alone sets the variable.
 
-Rights are set when a store is opened for writing, after it was inspected: a refused open changes none.
+Rights are set when a store is opened for writing, after it was inspected: a refused open changes none. Files that
+root makes in the store of another account belong to that account, else it could not open its store any more.
 """
 
 from __future__ import annotations
@@ -80,6 +81,29 @@ def tighten(path: Path) -> None:
             if mode & _GROUP_BITS:
                 with contextlib.suppress(OSError):  # a file that was made before it was shared
                     os.chown(path / one.name, -1, here.st_gid)
+            hand_over(path, one.name)
+
+
+def hand_over(path: Path, name: str) -> None:
+    """Give a file that root has made to the owner of the directory. Any other process changes nothing.
+
+    The owner may put a link in the place of the file: what is given away is a file of root's that has no other
+    name, by its inode. The descriptor has `O_PATH`, so closing it drops no lock of LMDB.
+    """
+    if os.geteuid() != 0:
+        return
+    with contextlib.suppress(OSError):
+        owner = os.stat(path)
+        if owner.st_uid == 0:
+            return
+        fd = os.open(path / name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(fd)
+            plain = stat.S_ISREG(found.st_mode) or stat.S_ISSOCK(found.st_mode)
+            if plain and found.st_uid == 0 and found.st_nlink == 1:
+                os.chown(f"/proc/self/fd/{fd}", owner.st_uid, owner.st_gid)
+        finally:
+            os.close(fd)
 
 
 def check(path: Path, *, write: bool = True) -> None:

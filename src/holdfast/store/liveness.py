@@ -19,7 +19,7 @@ from pathlib import Path
 
 import lmdb
 
-from holdfast.errors import NetworkFilesystem
+from holdfast.errors import LocksUnsupported, NetworkFilesystem
 from holdfast.store.home import READERS
 
 _SETLK = getattr(fcntl, "F_OFD_SETLK", 37)
@@ -42,6 +42,8 @@ def hold(path: Path, env: lmdb.Environment) -> int:
         os.close(fd)
         if error.errno in _UNSUPPORTED:
             why = "it has no open file description locks"
+            if not _kernel_has_locks():
+                raise LocksUnsupported(path=str(path), kernel=os.uname().release) from None
             raise NetworkFilesystem(path=str(path), why=why) from None
         raise
     except BaseException:
@@ -53,6 +55,18 @@ def hold(path: Path, env: lmdb.Environment) -> int:
         # The writer looked between the two steps, and the slot is another's. The next snapshot takes a new one.
         env.begin().abort()
     return fd
+
+
+def _kernel_has_locks() -> bool:
+    """Whether such a lock can be had on a file in memory: then it is the file system that has none."""
+    fd = os.memfd_create("holdfast-locks", os.MFD_CLOEXEC)
+    try:
+        _lock(fd, fcntl.F_WRLCK, 0)
+    except OSError:
+        return False
+    finally:
+        os.close(fd)
+    return True
 
 
 def _lock(fd: int, kind: int, start: int) -> None:

@@ -43,7 +43,7 @@ from holdfast.errors import (
     to_wire,
 )
 from holdfast.store import access
-from holdfast.store.address import LOCK, SOCKET, Arguments, directory_of, keep_log
+from holdfast.store.address import LOCK, LOG, SOCKET, Arguments, directory_of, keep_log
 from holdfast.store.engine import STANDS, Answer, Engine, Request
 from holdfast.store.home import DATA, READERS, Home
 from holdfast.store.inspection import inspect
@@ -404,6 +404,7 @@ def listen(path: Path) -> socket.socket:
     with directory_of(path) as directory:
         listener.bind(f"{directory}/{SOCKET}")
     os.chmod(path / SOCKET, access.file_mode(path))
+    access.hand_over(path, SOCKET)
     listener.listen(1024)
     listener.setblocking(False)
     return listener
@@ -507,6 +508,7 @@ def main(argv: list[str]) -> int:
         backend, engine = open_engine(path, bootstrap=arguments.bootstrap)
         writer = Writer(path, backend, engine, limits)
         keep_log(path, access.file_mode(path))
+        access.hand_over(path, LOG)
     except HoldfastError as error:
         say("error " + msgspec.json.encode(to_wire(error)).decode())
         return 1
