@@ -37,6 +37,7 @@ from holdfast.spark import task, wire
 from holdfast.spark.client import Address, Blocks
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper, new_token
+from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.rows import message_of, stream_of, table_of
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks.parquet import read_parts
@@ -64,6 +65,7 @@ def charge(
     policy: Policy | None = None,
     rate_per_s: float = 0.0,
     file_rows: int = 1 << 20,
+    file_bytes: int = FILE_BYTES,
     record: runs.RunRecord | None = None,
     seen: str = "",
 ) -> Charge:
@@ -85,6 +87,7 @@ def charge(
         new=record is None,
         again=False,
         file_rows=file_rows,
+        file_bytes=file_bytes,
         rate_per_s=rate_per_s,
         seen=seen,
     )

@@ -1,6 +1,6 @@
 """An output whose input grew: files without a changed or gone row stay, others are written again."""
 
-import itertools
+from itertools import pairwise
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -41,7 +41,7 @@ def test_a_file_is_kept_if_and_only_if_its_rows_follow_each_other_unchanged(
         if at >= 0 and after[at : at + len(rows)] == rows:
             expected.append(KeptPart(at, at + len(rows), name))
     assert kept == expected
-    assert all(one.hi <= two.lo for one, two in itertools.pairwise(kept))
+    assert all(one.hi <= two.lo for one, two in pairwise(kept))
 
 
 def test_a_file_without_rows_is_not_kept() -> None:

@@ -8,12 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.spark import Fail
-from holdfast.spark.errors import NotAStage
-from holdfast.spark.sinks import DeltaSink, OutputReadOnly, OutputUnknown, read_parts
+from holdfast.spark.errors import NotAStage, OutputUnreadable, RunChanged
+from holdfast.spark.sinks import (
+    DeltaSink,
+    OutputReadOnly,
+    OutputUnknown,
+    ParquetSink,
+    read_parts,
+)
+from tests.spark.test_sink_s3 import SECRET, Bucket
 from tests.spark.test_stage import Place
 
 pytestmark = pytest.mark.timeout(120)
@@ -124,3 +132,53 @@ def test_an_output_without_rows_has_its_columns(
     # Complete as it is: a second run does nothing.
     with place.stage(fail).run(spark.range(rows), output=place.output) as run:
         assert run.output().count() == 0
+
+
+def test_parts_are_cut_by_bytes_and_a_resume_makes_the_same(
+    spark: SparkSession, place: Place
+) -> None:
+    def text(row: Any) -> Any:
+        return {"t": "x" * (row.id * 37 % 900)} if row.id % 11 else Fail("eleven")
+
+    expected = [(i, "x" * (i * 37 % 900)) for i in range(300) if i % 11]
+    names: list[list[str]] = []
+    for tasks in (1, 3):
+        out = f"{place.output}-{tasks}"
+        stage = place.stage(
+            text, name=f"cut-{tasks}", schema="t string", file_bytes=10_000, tasks=tasks
+        )
+        with stage.run(spark.range(300), output=out) as run:
+            assert [tuple(row) for row in run.output().collect()] == expected
+        manifest = read_parts(out)
+        assert len(manifest.parts) > 10
+        assert all(part.rows == 1 or part.bytes < 14_000 for part in manifest.parts)
+        names.append([f"{part.path} {part.sha256}" for part in manifest.parts])
+    assert names[0] == names[1]
+
+
+def test_another_bound_of_bytes_on_resume_is_refused(spark: SparkSession, place: Place) -> None:
+    place.stage(place.counting()).run(spark.range(3), output=place.output).close()
+    with pytest.raises(RunChanged) as told:
+        place.stage(place.counting(), file_bytes=1).run(spark.range(3), output=place.output)
+    assert told.value.what == "file_bytes"
+
+
+def test_an_output_in_s3_is_written_by_a_run_and_spark_says_which_file_system_it_lacks(
+    spark: SparkSession, place: Place
+) -> None:
+    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
+    server.start()
+    try:
+        bucket = Bucket("http://{}:{}".format(*server.get_host_and_port()), "labels")
+        sink = ParquetSink(bucket.out, storage_options=bucket.options)
+        with place.stage(place.counting(), file_rows=4).run(spark.range(10), output=sink) as run:
+            assert bucket.rows() == bucket.listed() == list(range(10))
+            with pytest.raises(OutputUnreadable) as told:
+                run.output()
+            assert told.value.path.startswith("s3a://labels/a/out/part-")
+        for file in Path(place.store).rglob("*"):
+            assert not file.is_file() or SECRET.encode() not in file.read_bytes()
+        with place.stage(place.counting(), file_rows=4).run(spark.range(10), output=sink):
+            assert len(place.calls()) == 10
+    finally:
+        server.stop()

@@ -1,7 +1,8 @@
 """The ordered commit: the final prefix of the ledger goes to the sink, part by part.
 
-Parts are cut at multiples of `file_rows`, whatever tasks did in which order, so the output of a run
-is the same bytes after any fault. The sink answers with the last version it holds; a restart
+Parts are cut by seq, rows and bytes (`part_cuts`), whatever tasks did in which order, so the output
+of a run is the same bytes after any fault. Rows are read while the sink writes them, a row group at a
+time. The sink answers with the last version it holds; a restart
 begins there, whatever the ledger knew of it. When the last row is final, so is the output, and the
 run's record says how it ended.
 
@@ -12,20 +13,25 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import pyarrow as pa
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.ledger import runs
 from holdfast.spark.office import Office
-from holdfast.spark.sinks import OutputError, Part, Sink
+from holdfast.spark.part_cuts import PartCuts, Span
+from holdfast.spark.row_sizes import Sizes, row_width
+from holdfast.spark.sinks import KeptPart, OutputError, Part, Sink
 
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
-PARTS_BYTES_MAX = 64 * 1024 * 1024
 # How long the sink may refuse what it says may be repeated.
 PATIENCE_NS = 300_000_000_000
 WAIT_S_MAX = 5.0
+NO_LIMIT = 1 << 62
 
 
 class OutputAhead(OutputError):
@@ -44,13 +50,19 @@ class Committer:
         office: Office,
         sink: Sink | None,
         file_rows: int,
+        file_bytes: int,
         failed: Callable[[HoldfastError], None],
     ) -> None:
         self.office = office
         self.sink = sink
-        self.file_rows = file_rows
+        self._file_rows = file_rows
+        self._file_bytes = file_bytes
         self._failed = failed
         self._stopping = False
+        self._rows = office.final_rows()
+        # The first seq that the sink does not hold yet.
+        self._at = 0
+        self._cuts = self._cut(())
         self._thread = threading.Thread(target=self._run, name="commit", daemon=True)
 
     def start(self) -> None:
@@ -70,8 +82,12 @@ class Committer:
         self._guarded(self._commit_all)
 
     def _commit_all(self) -> None:
-        while (upto := self._ready()) is not None:
-            self._commit(upto)
+        while (spans := self._ready()) is not None:
+            self._sunk([self._part(span) for span in spans])
+            if self._stopping:
+                break
+            self._at = spans[-1].hi
+            self._logged(self._at)
         if not self._stopping:
             self._finish()
 
@@ -89,19 +105,48 @@ class Committer:
         return False
 
     def _reconcile(self) -> None:
-        """The sink knows best what it holds."""
+        """The sink knows best which rows it holds."""
+        with self.office.desk.lock:
+            board = self.office.desk.board
+            self._at, final = board.next_commit, board.terminal_prefix()
         if self.sink is None:
             return
         record = self.office.record
-        version = self.sink.begin(record.run_id, record.name, self.office.schema)
-        with self.office.desk.lock:
-            final = self.office.desk.board.terminal_prefix()
+        version = self.sink.begin(record.run_id, record.name, self._rows.schema)
         if version >= final:
             raise OutputAhead(name=record.name, output=version + 1, ledger=final)
-        self._logged(version + 1)
+        self._at = version + 1
+        self._logged(self._at)
 
-    def _ready(self) -> int | None:
-        """How far rows can be committed now; waits for the next part. None: nothing is left."""
+    def _cut(self, kept: Sequence[KeptPart]) -> PartCuts:
+        if self.sink is None:
+            return PartCuts(
+                self.office.record.size, self._file_rows, NO_LIMIT, self._sizes, width=1
+            )
+        width = row_width(self._rows.result_schema)
+        size, rows, limit = self.office.record.size, self._file_rows, self._file_bytes
+        return PartCuts(size, rows, limit, self._sizes, width=width, kept=kept)
+
+    def _sizes(self, lo: int, hi: int) -> Sizes:
+        self.office.desk.flush()
+        return self._rows.row_bytes(lo, hi)
+
+    def _ready(self) -> list[Span] | None:
+        """The parts that can be committed now; waits for the next. None: nothing is left."""
+        wanted = 0
+        while (final := self._final(wanted)) is not None:
+            spans: list[Span] = []
+            at = self._at
+            while len(spans) < PARTS_MAX and (span := self._cuts.next(at, final)) is not None:
+                spans.append(span)
+                at = span.hi
+            if spans:
+                return spans
+            wanted = max(self._cuts.next_look(at), final + 1)
+        return None
+
+    def _final(self, wanted: int) -> int | None:
+        """How many rows are final, once they are as many as `wanted` or all. None: no more come."""
         desk = self.office.desk
         with desk.lock:
             while True:
@@ -109,30 +154,20 @@ class Committer:
                 if self._stopping or desk.error is not None or board.halted is not None:
                     self._stopping = True
                     return None
-                done = board.next_commit
-                if done >= board.size:
+                if self._at >= board.size:
                     return None
                 final = board.terminal_prefix()
-                upto = final if final == board.size else final - final % self.file_rows
-                if upto > done:
-                    return upto
+                if final >= min(wanted, board.size) and final > self._at:
+                    return final
                 desk.changed.wait()
 
-    def _commit(self, upto: int) -> None:
-        lo = self.office.desk.board.next_commit
-        while lo < upto:
-            parts: list[Part] = []
-            size = 0
-            while lo < upto and len(parts) < PARTS_MAX and size < PARTS_BYTES_MAX:
-                hi = min(lo - lo % self.file_rows + self.file_rows, upto)
-                if self.sink is not None:
-                    parts.append(Part(lo, hi, self.office.successes(lo, hi)))
-                    size += parts[-1].table.nbytes
-                lo = hi
-            self._sunk(parts)
-            if self._stopping:
-                return
-            self._logged(lo)
+    def _part(self, span: Span) -> Part:
+        def groups() -> Iterator[pa.Table]:
+            self.office.desk.flush()
+            for lo, hi in pairwise([span.lo, *span.groups]):
+                yield self._rows.successes(lo, hi)
+
+        return Part(span.lo, span.hi, groups)
 
     def _sunk(self, parts: list[Part]) -> None:
         """Into the sink; what may pass (a full disk, somebody's lock) is waited for, for a while."""

@@ -7,6 +7,7 @@ Invalid
 └── NotAStage        an argument of Stage is no good
 StoreError
 ├── RunHalted        the ledger saw an illegal move: a bug; the run is kept for a look
+├── OutputUnreadable this Spark has no file system for the output; its rows are there
 ├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
 └── RowsFailed       on_fail="raise", and rows failed
 """
@@ -38,6 +39,14 @@ class RunCancelled(Invalid):
 class RunHalted(StoreError):
     code = "run_halted"
     hint = "this is a bug, please report it with `holdfast runs show`; fresh=True begins anew"
+
+
+class OutputUnreadable(StoreError):
+    code = "output_unreadable"
+    hint = (
+        "the rows are there: add the file system's jar to Spark (hadoop-aws for s3a:), or read the "
+        "files that holdfast.spark.sinks.read_parts(url).files lists by pyarrow"
+    )
 
 
 class RunFailed(StoreError):

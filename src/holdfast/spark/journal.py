@@ -15,12 +15,15 @@ from itertools import accumulate, pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from holdfast.errors import StoreCorrupt
 from holdfast.ledger import runs
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.states import State
+from holdfast.spark.result_chunks import Chunks
+from holdfast.spark.row_sizes import Sizes, row_sizes
 from holdfast.spark.rows import batch_of, table_of
 from holdfast.store.api import Store
 
@@ -132,6 +135,7 @@ class Outcomes:
             [self.input.schema.field(name) for name in record.key] + list(self.result_schema)
         )
         self._page_rows = record.policy.page_rows
+        self._stored = Chunks(store, record.run_id, self._page_rows, self.result_schema)
 
     def successes(self, lo: int, hi: int) -> pa.Table:
         """Key and result columns of the rows that succeeded. Page by page: no more is sorted."""
@@ -265,11 +269,20 @@ class Outcomes:
         keys = self.input.rows([(lo, hi)], list(self.record.key))
         return keys if len(seqs) == hi - lo else keys.take(seqs)
 
+    def row_bytes(self, lo: int, hi: int) -> Sizes:
+        """Bytes of the output row of each seq in [lo, hi), 0 for a row that has none."""
+        sizes = np.zeros(hi - lo, np.int64)
+        for chunk in self._chunks(lo, hi):
+            if chunk.batch:
+                batch = batch_of(chunk.batch, self.result_schema)
+                at = places_of(chunk, batch.num_rows) - lo
+                found = row_sizes(batch) + 1
+                inside = (at >= 0) & (at < hi - lo)
+                sizes[at[inside]] = found[inside]
+        return sizes
+
     def _chunks(self, lo: int, hi: int) -> Iterable[runs.Chunk]:
-        if lo >= hi:
-            return
-        for page in range(lo // self._page_rows, (hi - 1) // self._page_rows + 1):
-            yield from self.store.read(_page, self.record.run_id, page)
+        return self._stored.overlapping(lo, hi)
 
 
 def _taken(table: pa.Table, indices: pa.Array) -> pa.Table:
@@ -306,5 +319,8 @@ def _count_up(first: int, count: int) -> pa.Array:
     return pc.add(pc.cumulative_sum(ones), first - 1)
 
 
-def _page(txn: object, run_id: str, page: int) -> list[runs.Chunk]:
-    return [chunk for _, chunk in runs.chunks(txn, run_id, page)]  # type: ignore[arg-type]
+def places_of(chunk: runs.Chunk, rows: int) -> NDArray[np.int64]:
+    """The seqs of the results of a chunk."""
+    if not chunk.seqs:
+        return np.arange(chunk.lo, chunk.lo + rows, dtype=np.int64)
+    return np.frombuffer(chunk.seqs, np.uint32).astype(np.int64) + chunk.lo

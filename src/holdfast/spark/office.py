@@ -551,11 +551,9 @@ class Office:
         assert self._outcomes is not None
         return self._outcomes.schema
 
-    def successes(self, lo: int, hi: int) -> Any:
-        """For the commit: rows of a final interval, in order."""
-        self.desk.flush()
-        outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
-        return outcomes.successes(lo, hi)
+    def final_rows(self) -> Outcomes:
+        """For the commit, which has a thread of its own. What is read of it is flushed first."""
+        return Outcomes(self.store, self.record, Input(self.store, self.record))
 
     # --- figures ------------------------------------------------------------------------------
 

@@ -27,7 +27,13 @@ from holdfast.spark import jobs, wire
 from holdfast.spark.again import chain, failed_blocks
 from holdfast.spark.client import Blocks
 from holdfast.spark.engine import Duty
-from holdfast.spark.errors import RowsFailed, RunCancelled, RunFailed, RunHalted
+from holdfast.spark.errors import (
+    OutputUnreadable,
+    RowsFailed,
+    RunCancelled,
+    RunFailed,
+    RunHalted,
+)
 from holdfast.spark.fingerprint import plan_of
 from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
@@ -35,6 +41,7 @@ from holdfast.spark.keeper import Keeper
 from holdfast.spark.progress import Bar
 from holdfast.spark.report import Report
 from holdfast.spark.sinks import open_sink
+from holdfast.spark.sinks.location import OBJECT_SCHEMES
 from holdfast.spark.task import Pull
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -49,6 +56,7 @@ BARREN_JOBS_MAX = 3
 # Tasks that have nothing left to do are given this long to say so.
 END_S = 10.0
 SAMPLE_ROWS = 20
+_NO_FILESYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class .*FileSystem")
 
 
 class Drive:
@@ -282,7 +290,13 @@ class Run:
         if not files:
             return self._spark.createDataFrame([], schema)
         paths = [_literal(path) for path in files]
-        return self._spark.read.schema(schema).parquet(*paths).orderBy(*self._record.key)
+        try:
+            found = self._spark.read.schema(schema).parquet(*paths)
+        except Exception as error:
+            if not _NO_FILESYSTEM.search(str(error)):
+                raise
+            raise OutputUnreadable(path=paths[0], files=len(paths)) from None
+        return found.orderBy(*self._record.key)
 
     def failed(self) -> DataFrame:
         """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error;
@@ -332,6 +346,9 @@ class Run:
 
 
 def _literal(path: str) -> str:
-    """A path that Spark takes as it is: no patterns in it, and not of another file system."""
+    """A path that Spark takes as it is: no patterns in it, and of the file system that it knows."""
     text = re.sub(r"([\\*?\[\]{}])", r"\\\1", path)
-    return text if "://" in path else f"file://{text}"
+    scheme, found, rest = text.partition("://")
+    if not found:
+        return f"file://{text}"
+    return f"{OBJECT_SCHEMES.get(scheme, scheme)}://{rest}"

@@ -47,10 +47,12 @@ from holdfast.spark.commit import Committer
 from holdfast.spark.desk import Desk
 from holdfast.spark.journal import limber_up
 from holdfast.spark.office import Office
+from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
+from holdfast.spark.sinks.object_place import keep_options
 from holdfast.spark.strangers import HELLO_S, Strangers
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -99,6 +101,9 @@ class Charge(msgspec.Struct, frozen=True):
     seen: str = ""
     # Where the driver finds its modules: a sink may be one of them.
     paths: list[str] = []
+    file_bytes: int = FILE_BYTES
+    # By URL: credentials of outputs. They are told to this process, and kept nowhere.
+    storage_options: dict[str, dict[str, str]] = {}
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -139,6 +144,8 @@ class Service:
         self._listener = _listen(charge.host, charge.port)
         self.port = int(self._listener.getsockname()[1])
         sys.path += [path for path in charge.paths if path not in sys.path]
+        for url, options in charge.storage_options.items():
+            keep_options(url, options)
         if record.sink:
             open_sink(record.sink)  # or say now that it cannot be
         self.store = open_store(charge.store)
@@ -191,7 +198,11 @@ class Service:
                 spec = self.office.record.sink
                 sink = open_sink(spec) if spec else None
                 self.committer = Committer(
-                    self.office, sink, self.charge.file_rows, self._sink_failed
+                    self.office,
+                    sink,
+                    self.charge.file_rows,
+                    self.charge.file_bytes,
+                    self._sink_failed,
                 )
                 self.committer.start()
 

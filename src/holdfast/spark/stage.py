@@ -39,6 +39,7 @@ from holdfast.spark.ingest import RESERVED, check_input
 from holdfast.spark.journal import schema_bytes
 from holdfast.spark.keeper import Keeper, new_token, warm
 from holdfast.spark.lazy import lazily
+from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.plan import Plan
 from holdfast.spark.progress import MODES
 from holdfast.spark.remap_run import FailedRows, remap
@@ -46,6 +47,7 @@ from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.run import Drive, Run
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import ParquetSink, Sink
+from holdfast.spark.sinks.object_place import given_options
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, address_of
 
@@ -62,6 +64,9 @@ TTL_S_MAX = 30 * 24 * 3600
 
 # In the configuration of a retry run whose rows end by a mapping of what was kept.
 REMAP = "remap"
+
+# Of runs whose record is older than the setting.
+_CONFIG_BEFORE = {"file_bytes": str(FILE_BYTES)}
 
 # Stores and services of lazy forms, which live as long as the process.
 _open: dict[tuple[str, str], Keeper] = {}
@@ -86,6 +91,7 @@ class Stage:
         batch_rows: int = BATCH_ROWS,
         flush_rows: int = FLUSH_ROWS,
         file_rows: int = FILE_ROWS,
+        file_bytes: int = FILE_BYTES,
         ahead_rows: int = 0,
         lease_s: float = 15,
         grace_s: float = 10,
@@ -108,6 +114,7 @@ class Stage:
         self.batch_rows = _whole("batch_rows", batch_rows, 1, ROWS_MAX) if batch else 0
         self.flush_rows = _whole("flush_rows", flush_rows, 1, 100_000)
         self.file_rows = _whole("file_rows", file_rows, 1)
+        self.file_bytes = _whole("file_bytes", file_bytes, 1)
         self.on_fail = on_fail
         self.meta = meta
         self.version = version
@@ -350,6 +357,7 @@ class Stage:
             "schema": prepared.schema.simpleString(),
             "batch_rows": str(self.batch_rows),
             "file_rows": str(self.file_rows),
+            "file_bytes": str(self.file_bytes),
             "output": codec.pack(spec).hex() if spec else "",
             "version": self.version,
         }
@@ -359,7 +367,7 @@ class Stage:
         if sink is None:
             now["output"] = record.config.get("output", "")
         for what, found in now.items():
-            was = record.config.get(what, "")
+            was = record.config.get(what, _CONFIG_BEFORE.get(what, ""))
             if was != found:
                 if what == "output":
                     was, found = _shown(was), _shown(found)
@@ -511,6 +519,8 @@ class Stage:
             new=new,
             again=False,
             file_rows=self.file_rows,
+            file_bytes=self.file_bytes,
+            storage_options=given_options(),
             rate_per_s=float(self.rate_per_s),
             seen=seen,
             paths=[path for path in sys.path if path],

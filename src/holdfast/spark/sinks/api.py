@@ -38,7 +38,7 @@ from __future__ import annotations
 import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -239,15 +239,19 @@ def kept_files(base: Base, files: Iterable[tuple[str, int, int]]) -> list[KeptPa
     return kept
 
 
-def pending(parts: Sequence[Part], version: int, *, path: str) -> list[Part]:
+AnyPart = TypeVar("AnyPart", bound=Part | KeptPart)
+
+
+def pending(parts: Sequence[AnyPart], version: int, *, path: str) -> list[AnyPart]:
     """The parts above `version`; they must follow it, and each other."""
     wanted = [part for part in parts if part.version > version]
     at = version + 1
     for part in wanted:
         if part.lo != at or part.hi <= part.lo:
             raise PartOutOfOrder(path=path, expected_lo=at, lo=part.lo, hi=part.hi)
-        if isinstance(part.rows, pa.Table) and part.rows.num_rows > part.hi - part.lo:
-            raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=part.rows.num_rows)
+        rows = part.rows if isinstance(part, Part) else None
+        if isinstance(rows, pa.Table) and rows.num_rows > part.hi - part.lo:
+            raise Invalid(what="part", path=path, lo=part.lo, hi=part.hi, rows=rows.num_rows)
         at = part.hi
     return wanted
 

@@ -1,363 +1,362 @@
-"""Rows as a directory of Parquet files, with a manifest that says which of them are committed.
+"""Rows as Parquet files of a directory or an object store, with a manifest of those that count.
 
-    part-<lo>-<hi>.parquet       the successes of [lo, hi)
-    _holdfast/manifest.json      the head: whose output this is, its version, how much of the log counts
-    _holdfast/parts.jsonl        the log: a line for each part, in seq order
-    _SUCCESS                     made when the output is complete; an output without rows has one empty file
+    part-<lo>-<hi>.parquet          the successes of [lo, hi)
+    part-<lo>-<hi>-<run>.parquet    the same, of a run that succeeds another one here
+    _holdfast/manifest.json         the head: whose output this is, its version, its parts
+    _holdfast/parts.jsonl           on a disk the log: a line for each part, in seq order
+    _SUCCESS                        made when the output is complete
 
-- A commit renames its parts into place, appends their lines, then replaces the head. The head is the
-  commit: lines behind its `log_bytes` do not count and are overwritten, files without a counted line
-  are not there for whoever asks `read_parts`, and the repeat of the commit writes the same bytes.
-- A commit costs the same for the first part and the ten thousandth. One file that lists all parts,
-  rewritten at each commit, would not.
-- The lines are chained by hash and the head holds the last link: a changed or missing line is seen.
+- A commit puts its parts in place and then replaces the head, which is the commit. Files that it does
+  not count are not there for a reader of `read_parts`, and the repeat of a commit writes the same bytes.
 - Each `begin` raises `generation`. A former writer that was stopped, declared dead and continued finds
-  another generation under the lock and is fenced, so it can never set the version back.
+  another generation and is fenced, so it can never set the version back.
+- A run over input that grew (`begin_after`) writes the parts that changed beside those of the former
+  run, and `finish` replaces the manifest in one step: files of which no row changed stay. The files
+  that no manifest counts any more go `grace_s` later, for readers that have just listed them.
+- An output without rows has one empty file, so that readers find the columns.
 
-Who lists the directory instead of asking for the manifest may also see the parts of a commit that is
-under way. Their rows are final; only their number is not.
+A reader that lists the place instead of asking for the manifest may also see the parts of a commit that
+is under way. At rest the listing is the manifest.
 """
 
 from __future__ import annotations
 
-import base64
-import contextlib
-import fcntl
-import hashlib
 import os
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
 
 import msgspec
 import pyarrow as pa
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid
 from holdfast.spark.sinks.api import (
     NOTHING,
+    Base,
+    Begun,
+    KeptPart,
     OutputCorrupt,
-    OutputHeld,
     OutputNotOurs,
     OutputTaken,
     Part,
     PartOutOfOrder,
     Spec,
     fitted_part,
+    kept_files,
     pending,
     plain,
 )
-from holdfast.spark.sinks.files import (
-    SCRATCH,
-    PartFile,
-    Step,
-    check_writable,
-    drop_temporaries,
-    is_scratch_only,
-    make_directory,
-    no_step,
-    part_name,
-    put_part,
-    replace_file,
-    sync_directory,
-    typed,
-    write_rows,
+from holdfast.spark.sinks.files import PartFile, Step, no_step, part_name, write_rows
+from holdfast.spark.sinks.local_place import LOCK_WAIT_S, LocalPlace
+from holdfast.spark.sinks.location import Location, locate
+from holdfast.spark.sinks.manifest import (
+    Head,
+    Manifest,
+    first_head,
+    message_of,
+    schema_of,
 )
-from holdfast.spark.sinks.location import locate
+from holdfast.spark.sinks.object_place import ObjectPlace, keep_options
 
-HEAD = "manifest.json"
-LOG = "parts.jsonl"
-SUCCESS = "_SUCCESS"
-FORMAT = "holdfast-output-1"
-LOCK_WAIT_S = 10.0
-LOCK_POLL_S = 0.02
+__all__ = ["Head", "Manifest", "ParquetSink", "read_parts"]
 
-
-class Head(msgspec.Struct, frozen=True):
-    format: str
-    run_id: str
-    name: str
-    schema: str  # for people
-    arrow_schema: str  # the same for programs: base64 of the Arrow message
-    generation: int
-    version: int
-    complete: bool
-    parts: int
-    rows: int
-    log_bytes: int
-    log_chain: str
+MODES = ("replace", "append")
+GRACE_S = 10
+_PART = re.compile(r"part-\d{12}-\d{12}(-[A-Za-z0-9_.-]+)?\.parquet")
 
 
-@dataclass(frozen=True)
-class Manifest:
-    """What is committed: `files` in seq order, paths absolute; parts without rows are left out."""
+class Place(Protocol):
+    """Where parts and the manifest lie: `LocalPlace`, `ObjectPlace`."""
 
-    path: str
-    run_id: str
-    name: str
-    schema: pa.Schema
-    version: int
-    complete: bool
-    rows: int
-    parts: tuple[PartFile, ...]
+    url: str
 
-    @property
-    def files(self) -> list[str]:
-        return [os.path.join(self.path, part.path) for part in self.parts if part.path]
+    def typed(self) -> AbstractContextManager[None]: ...
+    def check_writable(self) -> None: ...
+    def found(self) -> str: ...
+    def refuse_file(self) -> None: ...
+    def prepare(self) -> None: ...
+    def sweep(self) -> None: ...
+    def lock(self) -> AbstractContextManager[None]: ...
+    def head(self) -> Head | None: ...
+    def files(self, head: Head) -> list[PartFile]: ...
+    def write_head(self, head: Head) -> None: ...
+    def append(self, head: Head, files: Sequence[PartFile]) -> None: ...
+    def swap(self, head: Head, files: Sequence[PartFile]) -> None: ...
+    def new_log(self, generation: int) -> str: ...
+    def put(self, name: str, part: Part, schema: pa.Schema, *, empty: bool = False) -> PartFile: ...
+    def settle(self) -> None: ...
+    def is_whole(self, part: PartFile) -> bool: ...
+    def names(self) -> list[str]: ...
+    def remove(self, names: Sequence[str]) -> None: ...
+    def mark_success(self) -> None: ...
 
 
-def read_parts(path: str | os.PathLike[str]) -> Manifest:
+def read_parts(
+    path: str | os.PathLike[str], *, storage_options: Mapping[str, str] | None = None
+) -> Manifest:
     """The committed parts of the output at `path`, also while it is being written."""
-    home = Path(path).absolute()
-    with typed(home):
-        head = read_head(home)
+    where = locate(path)
+    keep_options(where.url, storage_options)
+    place = _place_of(where)
+    with place.typed():
+        head = place.head()
         if head is None:
-            raise OutputNotOurs(path=str(home), found="no manifest")
-        parts = _read_log(home, head)
-    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(head.arrow_schema)))
-    return Manifest(
-        path=str(home),
-        run_id=head.run_id,
-        name=head.name,
-        schema=schema,
-        version=head.version,
-        complete=head.complete,
-        rows=head.rows,
-        parts=tuple(parts),
-    )
+            raise OutputNotOurs(path=place.url, found="no manifest")
+        return _manifest(place, head)
 
 
 class ParquetSink:
+    """`output="labels/"` is `ParquetSink("labels/")`.
+
+    `storage_options` are the credentials and settings of an object store, if they are not in the
+    environment. They stay in memory.
+    """
+
     def __init__(
         self,
         path: str | os.PathLike[str],
         *,
+        mode: str = "replace",
+        grace_s: int = GRACE_S,
+        storage_options: Mapping[str, str] | None = None,
         step: Step = no_step,
         lock_wait_s: float = LOCK_WAIT_S,
     ) -> None:
-        place = locate(path)
-        if place.local is None:
-            raise Invalid(what="path", path=place.url, why="a directory; object stores take delta")
-        self.path = place.local
-        self._step = step
-        self._lock_wait_s = lock_wait_s
+        if mode not in MODES:
+            raise Invalid(what="mode", found=mode, why=f"one of {MODES}")
+        if not isinstance(grace_s, int) or grace_s < 0:
+            raise Invalid(what="grace_s", found=grace_s, why="whole seconds, 0 or more")
+        where = locate(path)
+        keep_options(where.url, storage_options)
+        self.path = where.local or where.url
+        self._where = where
+        self._place = _place_of(where, step=step, lock_wait_s=lock_wait_s)
+        self._mode = mode
+        self._grace_s = grace_s
         self._generation = 0
         self._schema = pa.schema([])
+        self._suffix = ""
+        # Of a run that succeeds another one by `begin_after`: its id and name, and its parts so far.
+        self._successor: tuple[str, str] | None = None
+        self._staged: list[PartFile] = []
+        self._kept: dict[str, PartFile] = {}
 
     def spec(self) -> Spec:
-        return {"kind": "parquet", "path": str(self.path)}
+        spec: Spec = {"kind": "parquet", "path": self._where.url}
+        if self._mode != "replace":
+            spec["mode"] = self._mode
+        if self._grace_s != GRACE_S:
+            spec["grace_s"] = self._grace_s
+        return spec
 
     def check_vacant(self) -> None:
-        with typed(self.path):
+        with self._place.typed():
             self._look("", "")
 
     def check(self, schema: pa.Schema) -> None:
-        """Refuse a schema or a place that the first commit would fail at; touches nothing."""
+        """Refuse a schema or a place that the first commit would fail at."""
         write_rows(plain(schema).empty_table(), pa.BufferOutputStream())
-        check_writable(self.path)
+        with self._place.typed():
+            self._place.check_writable()
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         self._schema = plain(schema)
-        with typed(self.path):
+        place = self._place
+        with place.typed():
             self._look(run_id, name)
-            make_directory(self.path / SCRATCH)
-            with self._lock():
-                head = self._look(run_id, name) or self._first(run_id, name)
+            place.prepare()
+            with place.lock():
+                head = self._look(run_id, name) or first_head(run_id, name, self._schema)
                 self._generation = head.generation
                 if head.complete:
                     return head.version
-                drop_temporaries(self.path / SCRATCH)
+                place.sweep()
                 self._generation += 1
-                self._write_head(msgspec.structs.replace(head, generation=self._generation))
+                place.write_head(msgspec.structs.replace(head, generation=self._generation))
         return head.version
 
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
         return self.commit_many([Part(lo, hi, table)])
 
-    def commit_many(self, parts: Sequence[Part]) -> int:
-        with typed(self.path):
+    def commit_many(self, parts: Sequence[Part | KeptPart]) -> int:
+        place = self._place
+        with place.typed():
             head = self._own_head()
-            wanted = pending(parts, head.version, path=str(self.path))
+            if self._successor is not None:
+                return self._stage(parts)
+            wanted = pending(parts, head.version, path=place.url)
             if not wanted:
                 return head.version
             if head.complete:
-                raise PartOutOfOrder(path=str(self.path), lo=wanted[0].lo, why="it is complete")
-            files = [self._put(part) for part in wanted]  # outside the lock: this takes long
-            sync_directory(self.path)
-            with self._lock():
-                head = self._append(self._own_head(), files)
-                self._write_head(head)
-            return head.version
+                raise PartOutOfOrder(path=place.url, lo=wanted[0].lo, why="it is complete")
+            # Outside the lock: this takes long.
+            files = [self._put(part) for part in wanted if isinstance(part, Part)]
+            place.settle()
+            with place.lock():
+                place.append(self._own_head(), files)
+            return files[-1].hi - 1
 
     def finish(self) -> None:
-        with typed(self.path), self._lock():
-            head = self._own_head()
-            if not head.complete:
-                if not head.rows:
-                    head = self._append(head, [self._put_empty(head.version + 1)])
-                self._write_head(msgspec.structs.replace(head, complete=True))
-            self._mark_success()
+        place = self._place
+        with place.typed():
+            with place.lock():
+                head = self._own_head()
+                if self._successor is not None and head.run_id != self._successor[0]:
+                    head = self._swap(head)
+                elif not head.complete:
+                    if not head.rows:
+                        place.append(head, [self._put_empty(head.version + 1)])
+                        head = self._own_head()
+                    place.write_head(msgspec.structs.replace(head, complete=True))
+            place.mark_success()
+            self._remove_superseded()
 
     def parts(self, run_id: str) -> list[str]:
-        manifest = read_parts(self.path)
+        manifest = self._read()
         if manifest.run_id != run_id:
-            raise OutputNotOurs(path=str(self.path), found=f"run {manifest.run_id}")
+            raise OutputNotOurs(path=self._place.url, found=f"run {manifest.run_id}")
         return manifest.files
+
+    def _read(self) -> Manifest:
+        with self._place.typed():
+            head = self._place.head()
+            if head is None:
+                raise OutputNotOurs(path=self._place.url, found="no manifest")
+            return _manifest(self._place, head)
+
+    # --- input that grew ------------------------------------------------------------------------
+
+    def owner(self) -> str:
+        with self._place.typed():
+            head = self._place.head()
+        return "" if head is None else head.run_id
+
+    def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
+        place = self._place
+        with place.typed():
+            head = place.head()
+        if head is None or head.run_id == run_id:
+            return Begun(self.begin(run_id, name, schema), ())
+        self._schema = plain(schema)
+        self._suffix = f"-{run_id}"
+        with place.typed(), place.lock():
+            head = self._look(base.run_id, name)
+            if head is None:
+                raise OutputTaken(path=place.url, why="its manifest is gone")
+            files = place.files(head)
+            place.sweep()
+            self._generation = head.generation + 1
+            place.write_head(msgspec.structs.replace(head, generation=self._generation))
+        self._successor = (run_id, name)
+        self._staged = []
+        self._kept = {file.path: file for file in files if file.rows}
+        if self._mode == "append":
+            return Begun(NOTHING, [KeptPart(one.lo, one.hi) for one in base.same])
+        return Begun(NOTHING, kept_files(base, ((f.path, f.lo, f.hi) for f in self._kept.values())))
+
+    def _stage(self, parts: Sequence[Part | KeptPart]) -> int:
+        """Put the parts in place; `finish` makes them count."""
+        version = self._staged[-1].hi - 1 if self._staged else NOTHING
+        for part in pending(parts, version, path=self._place.url):
+            if isinstance(part, KeptPart):
+                held = self._kept.get(part.file, PartFile("", part.lo, part.hi, 0, 0, ""))
+                self._staged.append(msgspec.structs.replace(held, lo=part.lo, hi=part.hi))
+            else:
+                self._staged.append(self._put(part))
+        self._place.settle()
+        return self._staged[-1].hi - 1 if self._staged else NOTHING
+
+    def _swap(self, head: Head) -> Head:
+        """The manifest counts the staged parts and no others."""
+        assert self._successor is not None
+        before = self._kept.values() if self._mode == "append" else ()
+        files = [*before, *self._staged]
+        if not any(file.rows for file in files):
+            files.append(self._put_empty(files[-1].hi if files else 0))
+        head = msgspec.structs.replace(
+            first_head(*self._successor, self._schema),
+            generation=self._generation,
+            complete=True,
+            log=self._place.new_log(self._generation),
+        )
+        self._place.swap(head, files)
+        return head
+
+    def _remove_superseded(self) -> None:
+        """Part files that the manifest does not count: a reader that listed them has `grace_s`."""
+        head = self._own_head()
+        counted = {file.path for file in self._place.files(head)}
+        spare = [n for n in self._place.names() if n not in counted and _PART.fullmatch(n)]
+        if spare:
+            SYSTEM.sleep(self._grace_s)
+            self._own_head()
+            self._place.remove(spare)
 
     # --- whose place it is ----------------------------------------------------------------------
 
     def _look(self, run_id: str, name: str) -> Head | None:
         """The head of this run, None where there is nothing yet. Changes nothing."""
-        here = str(self.path)
-        if not self.path.exists():
-            return None
-        if not self.path.is_dir():
-            raise OutputNotOurs(path=here, found="a file")
-        head = read_head(self.path)
+        place = self._place
+        place.refuse_file()
+        head = place.head()
         if head is None:
-            if is_scratch_only(self.path):
-                return None
-            raise OutputNotOurs(path=here, found=_sample(self.path))
+            if found := place.found():
+                raise OutputNotOurs(path=place.url, found=found)
+            return None
         if (head.run_id, head.name) != (run_id, name):
-            raise OutputNotOurs(path=here, found=f"run {head.run_id} of {head.name}")
-        if head.arrow_schema != _message(self._schema):
+            raise OutputNotOurs(path=place.url, found=f"run {head.run_id} of {head.name}")
+        if head.arrow_schema != message_of(self._schema):
             raise Invalid(
-                what="schema", path=here, expected=head.schema, found=self._schema.to_string()
+                what="schema",
+                path=place.url,
+                expected=head.schema,
+                found=self._schema.to_string(),
             )
-        for part in _read_log(self.path, head):
-            file = self.path / part.path
-            if part.path and not (file.is_file() and file.stat().st_size == part.bytes):
-                raise OutputCorrupt(path=str(file), why="a committed part is missing or cut short")
+        for part in place.files(head):
+            if part.path and not place.is_whole(part):
+                why = "a committed part is missing or cut short"
+                raise OutputCorrupt(path=f"{place.url}/{part.path}", why=why)
         return head
-
-    def _first(self, run_id: str, name: str) -> Head:
-        text, message = self._schema.to_string(), _message(self._schema)
-        return Head(FORMAT, run_id, name, text, message, 0, NOTHING, False, 0, 0, 0, "")
 
     def _own_head(self) -> Head:
-        head = read_head(self.path)
+        head = self._place.head()
         if head is None or head.generation != self._generation:
             current = 0 if head is None else head.generation
-            raise OutputTaken(path=str(self.path), held=self._generation, current=current)
+            raise OutputTaken(path=self._place.url, held=self._generation, current=current)
         return head
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """One writer at a time on this machine, while the head is read and replaced."""
-        handle = os.open(self.path / SCRATCH, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            self._await_lock(handle)
-            yield
-        finally:
-            os.close(handle)
-
-    def _await_lock(self, handle: int) -> None:
-        deadline = time.monotonic() + self._lock_wait_s
-        while True:
-            try:
-                return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OutputHeld(path=str(self.path), waited_s=self._lock_wait_s) from None
-            time.sleep(LOCK_POLL_S)
 
     # --- writing --------------------------------------------------------------------------------
 
     def _put(self, part: Part) -> PartFile:
-        name = part_name(part.lo, part.hi)
-        part = fitted_part(part, self._schema, path=str(self.path))
-        return put_part(self.path, name, part, self._schema, step=self._step)
+        name = part_name(part.lo, part.hi, self._suffix)
+        part = fitted_part(part, self._schema, path=self._place.url)
+        return self._place.put(name, part, self._schema)
 
     def _put_empty(self, at: int) -> PartFile:
-        """A file without rows: readers of the directory find the columns in it."""
+        """A file without rows: readers of the listing find the columns in it."""
         part = Part(at, at, self._schema.empty_table())
-        name = part_name(at, at)
-        file = put_part(self.path, name, part, self._schema, step=self._step, empty=True)
-        sync_directory(self.path)
+        name = part_name(at, at, self._suffix)
+        file = self._place.put(name, part, self._schema, empty=True)
+        self._place.settle()
         return file
 
-    def _mark_success(self) -> None:
-        """The empty file by which readers of a directory know that it is complete."""
-        mark = self.path / SUCCESS
-        if not mark.exists():
-            mark.touch()
-            sync_directory(self.path)
 
-    def _append(self, head: Head, files: list[PartFile]) -> Head:
-        """The head that counts `files`, whose lines are in the log when this returns."""
-        lines = [msgspec.json.encode(file) + b"\n" for file in files]
-        data, chain = b"".join(lines), head.log_chain
-        for line in lines:
-            chain = _link(chain, line)
-        handle = os.open(self.path / SCRATCH / LOG, os.O_WRONLY | os.O_CREAT, 0o666)
-        with open(handle, "wb") as log:
-            log.truncate(head.log_bytes)
-            log.seek(head.log_bytes)
-            log.write(data)
-            log.flush()
-            self._step("log-write")
-            os.fsync(log.fileno())
-        self._step("log-fsync")
-        return msgspec.structs.replace(
-            head,
-            version=files[-1].hi - 1,
-            parts=head.parts + len(files),
-            rows=head.rows + sum(file.rows for file in files),
-            log_bytes=head.log_bytes + len(data),
-            log_chain=chain,
-        )
-
-    def _write_head(self, head: Head) -> None:
-        scratch = self.path / SCRATCH
-        text = msgspec.json.format(msgspec.json.encode(head), indent=2) + b"\n"
-        replace_file(scratch / HEAD, text, scratch=scratch, step=self._step)
+def _place_of(where: Location, *, step: Step = no_step, lock_wait_s: float = LOCK_WAIT_S) -> Place:
+    if where.local is not None:
+        return LocalPlace(where.local, step=step, lock_wait_s=lock_wait_s)
+    return ObjectPlace(where, step=step)
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
-def read_head(home: Path) -> Head | None:
-    """None where there is no manifest at all."""
-    file = home / SCRATCH / HEAD
-    try:
-        head = msgspec.json.decode(file.read_bytes(), type=Head)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except msgspec.MsgspecError as error:
-        raise OutputCorrupt(path=str(file), why=str(error)) from None
-    if head.format != FORMAT:
-        raise OutputCorrupt(path=str(file), why=f"format {head.format}, not {FORMAT}")
-    return head
-
-
-def _read_log(home: Path, head: Head) -> list[PartFile]:
-    """The lines that the head counts; all else behind them was never committed."""
-    if not head.parts:
-        return []
-    file = home / SCRATCH / LOG
-    try:
-        with open(file, "rb") as log:
-            lines = log.read(head.log_bytes).splitlines(keepends=True)
-        parts = [msgspec.json.decode(line, type=PartFile) for line in lines]
-    except (FileNotFoundError, msgspec.MsgspecError) as error:
-        raise OutputCorrupt(path=str(file), why=str(error)) from None
-    chain = ""
-    for line in lines:
-        chain = _link(chain, line)
-    if len(parts) != head.parts or chain != head.log_chain:
-        raise OutputCorrupt(path=str(file), why="its lines are not those that were committed")
-    return parts
-
-
-def _link(chain: str, line: bytes) -> str:
-    return hashlib.sha256(chain.encode() + line).hexdigest()
-
-
-def _message(schema: pa.Schema) -> str:
-    return base64.b64encode(schema.serialize().to_pybytes()).decode()
-
-
-def _sample(path: Path, names_max: int = 3) -> str:
-    names = sorted(os.listdir(path))
-    more = ", …" if len(names) > names_max else ""
-    return ", ".join(names[:names_max]) + more
+def _manifest(place: Place, head: Head) -> Manifest:
+    return Manifest(
+        path=place.url,
+        run_id=head.run_id,
+        name=head.name,
+        schema=schema_of(head),
+        version=head.version,
+        complete=head.complete,
+        rows=head.rows,
+        parts=tuple(place.files(head)),
+    )

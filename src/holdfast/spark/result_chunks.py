@@ -1,0 +1,91 @@
+"""Stored outcomes of a run, found by seq without reading a page of them whole.
+
+A page holds its chunks in the order of their reports. The index of a page knows the seqs that each
+chunk spans; a later look reads only what was added since. Recent chunks are kept up to a number of
+bytes, so that small results are read once and large ones never all at once.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from holdfast import codec
+from holdfast.ledger import runs
+from holdfast.spark.rows import batch_of
+from holdfast.store.api import Store
+
+PAGES_INDEXED = 8
+CHUNKS_READ = 8  # at once: each is up to 16 MiB
+CACHE_BYTES = 32 * 1024 * 1024
+
+
+class Chunks:
+    """The chunks of a run. Not for more than one thread at a time."""
+
+    def __init__(self, store: Store, run_id: str, page_rows: int, schema: pa.Schema) -> None:
+        self._store = store
+        self._run_id = run_id
+        self._schema = schema
+        self._page_rows = page_rows
+        # By page: (height, first seq, last seq) of each chunk.
+        self._pages: OrderedDict[int, list[tuple[int, int, int]]] = OrderedDict()
+        self._held: OrderedDict[tuple[int, int], runs.Chunk] = OrderedDict()
+        self._held_bytes = 0
+
+    def overlapping(self, lo: int, hi: int) -> Iterator[runs.Chunk]:
+        """The chunks with an outcome in [lo, hi), by page and in the order of their reports."""
+        if lo >= hi:
+            return
+        for page in range(lo // self._page_rows, (hi - 1) // self._page_rows + 1):
+            for height, first, last in self._index(page):
+                if first < hi and last >= lo:
+                    yield self._chunk(page, height)
+
+    def _index(self, page: int) -> list[tuple[int, int, int]]:
+        index = self._pages.setdefault(page, [])
+        self._pages.move_to_end(page)
+        if len(self._pages) > PAGES_INDEXED:
+            self._pages.popitem(last=False)
+        while True:
+            after = index[-1][0] if index else -1
+            found = self._store.read(runs.chunks, self._run_id, page, after, CHUNKS_READ)
+            for height, chunk in found:
+                index.append((height, *self._extent(chunk)))
+                self._keep((page, height), chunk)
+            if len(found) < CHUNKS_READ:
+                return list(index)
+
+    def _chunk(self, page: int, height: int) -> runs.Chunk:
+        held = self._held.get((page, height))
+        if held is not None:
+            self._held.move_to_end((page, height))
+            return held
+        row = self._store.read(_row, runs.chunk_key(self._run_id, page, height))
+        chunk = codec.unpack_as(runs.Chunk, row)
+        self._keep((page, height), chunk)
+        return chunk
+
+    def _extent(self, chunk: runs.Chunk) -> tuple[int, int]:
+        """The first and the last seq that a chunk says something of."""
+        seqs = [other.seq for other in chunk.others]
+        if chunk.seqs:
+            ends = (chunk.seqs[:4], chunk.seqs[-4:])
+            seqs += [chunk.lo + int.from_bytes(at, "little") for at in ends]
+        elif chunk.batch:
+            seqs += [chunk.lo, chunk.lo + batch_of(chunk.batch, self._schema).num_rows - 1]
+        return (min(seqs), max(seqs)) if seqs else (0, -1)
+
+    def _keep(self, place: tuple[int, int], chunk: runs.Chunk) -> None:
+        self._held[place] = chunk
+        self._held_bytes += len(chunk.batch)
+        while self._held_bytes > CACHE_BYTES and self._held:
+            _, gone = self._held.popitem(last=False)
+            self._held_bytes -= len(gone.batch)
+
+
+def _row(txn: object, key: bytes) -> bytes:
+    found: bytes = txn.get(key)  # type: ignore[attr-defined]
+    return found
