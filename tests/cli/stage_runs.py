@@ -34,9 +34,10 @@ class StageRun:
     name: str
     size: int
     failing: dict[int, tuple[ErrorClass, str]] = field(default_factory=dict)
+    number: int = 1
 
     def __post_init__(self) -> None:
-        self.run_id = f"{self.name}-1"
+        self.run_id = f"{self.name}-{self.number}"
         self.policy = Policy(attempts_max=1, page_rows=PAGE_ROWS)
         resource = runs.lease_resource(self.name)
         self.lease: Lease = self.store.transact(

@@ -1,4 +1,4 @@
-"""`holdfast runs list | show | failed | retry | cancel`."""
+"""`holdfast runs list | show | failed | retry | cancel | prune`."""
 
 from __future__ import annotations
 
@@ -233,3 +233,57 @@ def test_looking_loads_neither_spark_nor_numpy(path: Path, finished: StageRun) -
     done = subprocess.run([sys.executable, "-c", code], timeout=60, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "41 done" in done.stdout
+
+
+# -- prune ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def five(store: Store) -> list[str]:
+    made = []
+    for number in range(1, 6):
+        one = StageRun(store, "labels", 10, FAILING, number=number)
+        one.finish()
+        made.append(one.run_id)
+    return made
+
+
+def test_prune_deletes_all_but_the_newest_runs(
+    run: Run, path: Path, store: Store, five: list[str], going: StageRun
+) -> None:
+    planned = run("runs", "prune", "--store", path, "--keep", "2", "--dry-run", "--json")
+    assert planned.code == 0
+    assert planned.document["deleted"] == 0
+    assert store.read(runs.get, five[0]) is not None
+    ran = run("runs", "prune", "--store", path, "--keep", "2", "--json")
+    assert ran.code == 0
+    assert ran.document["deleted"] == 3
+    told = {row["run_id"]: row["why"] for row in ran.document["runs"]}
+    assert [told[run_id] for run_id in five] == [
+        "",
+        "",
+        "",
+        "one of the newest 2",
+        "one of the newest 2",
+    ]
+    assert told[going.run_id] == "a driver is at work on it"
+    left = [store.read(runs.get, run_id) for run_id in [*five, going.run_id]]
+    assert [one is not None for one in left] == [False, False, False, True, True, True]
+
+
+def test_prune_takes_one_name_and_an_age(
+    run: Run, path: Path, store: Store, five: list[str]
+) -> None:
+    ran = run("runs", "prune", "labels", "--store", path, "--keep", "1", "--older-than", "1")
+    assert ran.code == 0
+    assert "0 deleted" in ran.out
+    assert "younger than the bound" in ran.out
+    assert all(store.read(runs.get, run_id) for run_id in five)
+
+
+@pytest.mark.parametrize("options", [["--keep", "0"], ["--older-than", "-1"], ["nothing"]])
+def test_prune_refuses_what_makes_no_sense(
+    run: Run, path: Path, store: Store, five: list[str], options: list[str]
+) -> None:
+    assert run("runs", "prune", "--store", path, *options).code != 0
+    assert all(store.read(runs.get, run_id) for run_id in five)

@@ -29,7 +29,7 @@ from holdfast.spark.client import Blocks, Client, ServiceLost
 from holdfast.spark.ingest import HASH, TaskBody
 from holdfast.spark.keeper import Keeper
 from holdfast.spark.rows import stream_of
-from holdfast.spark.service import EXIT_FENCED, RunAtWork
+from holdfast.spark.service import EXIT_FENCED
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.store import open as open_store
 from tests.spark.service_rig import (
@@ -721,7 +721,7 @@ def test_another_driver_takes_over_and_what_was_begun_is_suspect(tmp_path: Path)
 
 
 def test_a_name_has_one_service_at_a_time(filled: Serving, tmp_path: Path) -> None:
-    with pytest.raises(RunAtWork) as refused:
+    with pytest.raises(runs.RunAtWork) as refused:
         Keeper(filled.store, charge(str(tmp_path / "data")))
     assert refused.value.fields["name"] == "job"
     assert "wait for it" in refused.value.hint

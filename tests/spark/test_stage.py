@@ -646,6 +646,10 @@ def test_a_fresh_run_begins_anew_under_the_same_name(spark: SparkSession, place:
         assert run.run_id != first
         assert tuples(run.output()) == [(i, 2 * i) for i in range(5)]
     assert len(place.calls()) == 10
+    stage = place.stage(place.counting())
+    assert (stage.delete(), stage.delete()) == (2, 0)
+    with open_store(place.store) as store:
+        assert store.read(runs.runs) == []
 
 
 def held_up(place: Place) -> Callable[..., Any]:

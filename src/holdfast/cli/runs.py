@@ -12,9 +12,10 @@ from typing import Any, NamedTuple
 
 from holdfast.cli.output import emit, fields, printable, table, time_text
 from holdfast.cli.target import add_options, existing, url_of
+from holdfast.clock import S
 from holdfast.durable import lease
-from holdfast.errors import NotFound
-from holdfast.ledger import failures, runs, summary
+from holdfast.errors import Invalid, NotFound
+from holdfast.ledger import failures, prune, runs, summary
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.runs import Progress, RunRecord
@@ -24,6 +25,7 @@ from holdfast.store.urls import shown
 LIST_MAX = 100
 ERRORS_MAX = 5
 ERROR_CHARS_MAX = 100
+DAY_NS = 86_400 * S
 
 CLASSES = {kind.name.lower(): kind for kind in ErrorClass if kind is not ErrorClass.NONE}
 
@@ -61,12 +63,21 @@ def configure(parser: argparse.ArgumentParser) -> None:
     _add_run(actions.add_parser("retry", help="failed rows run again when the stage does"))
     _add_run(actions.add_parser("cancel", help="begin no row any more, and end the run"))
 
+    pruned = actions.add_parser("prune", help="delete old runs from the store; outputs stay")
+    pruned.add_argument("name", metavar="NAME", nargs="?", help="of this stage only")
+    pruned.add_argument("--keep", metavar="N", type=int, default=prune.KEEP,
+                        help=f"keep the newest N runs of each name ({prune.KEEP})")  # fmt: skip
+    pruned.add_argument("--older-than", metavar="DAYS", type=float, dest="days",
+                        help="delete only runs that ended more than DAYS days ago")  # fmt: skip
+    pruned.add_argument("--dry-run", action="store_true", help="show what would be deleted")
+    add_options(pruned, universe=True)
+
 
 def run(args: argparse.Namespace) -> int:
     with existing(args) as store:
-        {"list": _list, "show": _show, "failed": _failed, "retry": _retry, "cancel": _cancel}[
-            args.action
-        ](store, args)
+        actions = {"list": _list, "show": _show, "failed": _failed, "retry": _retry,
+                   "cancel": _cancel, "prune": _prune}  # fmt: skip
+        actions[args.action](store, args)
     return 0
 
 
@@ -204,6 +215,62 @@ def _cancel(store: Store, args: argparse.Namespace) -> None:
 
 def _wish_cancel(txn: Txn, name: str) -> Pending[RunRecord]:
     return runs.request_cancel(txn, _found(txn, name).record.run_id)
+
+
+# -- deletion ------------------------------------------------------------------------------------
+
+
+def _prune(store: Store, args: argparse.Namespace) -> None:
+    if args.keep < 1 or (args.days is not None and not args.days >= 0):
+        raise Invalid(what="prune", why="--keep is at least 1, --older-than at least 0")
+    records = [one for one in prune.all_records(store) if args.name in (None, one.name)]
+    if args.name is not None and not records:
+        raise NoRun(what="run", name=args.name)
+    names = sorted({record.name for record in records})
+    before_ns = None if args.days is None else store.now_ns() - int(args.days * DAY_NS)
+    live = frozenset(
+        name
+        for at in range(0, len(names), LIST_MAX)
+        for name in store.read(prune.live_names, names[at : at + LIST_MAX])
+    )
+    verdicts = prune.judge(records, keep=args.keep, before_ns=before_ns, live=live)
+    going = [verdict.record for verdict in verdicts if verdict.goes]
+    outcomes: dict[str, str] = {}
+    for name in names:
+        mine = [record.run_id for record in going if record.name == name]
+        if mine and not args.dry_run:
+            outcomes |= _deleted(store, name, mine)
+    rows = [
+        {
+            "name": record.name,
+            "run_id": record.run_id,
+            "status": record.status.value,
+            "deleted": not reason and not args.dry_run and not outcomes.get(record.run_id),
+            "why": reason or outcomes.get(record.run_id, ""),
+        }
+        for record, reason in verdicts
+    ]
+    did = "would be deleted" if args.dry_run else "deleted"
+    cells = [
+        (row["name"], row["run_id"], row["status"], f"kept: {row['why']}" if row["why"] else did)
+        for row in rows
+    ]
+    text = table(("name", "run", "status", ""), cells) if cells else "no runs"
+    count = sum(not row["why"] for row in rows)
+    emit(args, {"runs": rows, "deleted": 0 if args.dry_run else count}, f"{text}\n{count} {did}")
+
+
+def _deleted(store: Store, name: str, run_ids: list[str]) -> dict[str, str]:
+    """Delete runs of a name; why those stayed that could not be deleted."""
+    stayed: dict[str, str] = {}
+    for run_id in run_ids:
+        try:
+            prune.delete(store, name, [run_id])
+        except runs.RunPinned as pinned:
+            stayed[run_id] = f"rows of run {pinned.by} rest on it"
+        except runs.RunAtWork:
+            stayed[run_id] = "a driver is at work on it"
+    return stayed
 
 
 # -- inside --------------------------------------------------------------------------------------

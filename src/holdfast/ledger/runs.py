@@ -28,7 +28,7 @@ from holdfast.config import SCAN_PAGE
 from holdfast.durable.bounds import check_limit, check_name
 from holdfast.durable.journal import Kept
 from holdfast.durable.snapshot import Saved
-from holdfast.errors import Invalid, NotFound, StoreCorrupt
+from holdfast.errors import Held, Invalid, NotFound, StoreCorrupt
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.records import Part
 from holdfast.store import blobs, schema, tuples
@@ -75,6 +75,11 @@ RUN = Transitions(
 )
 
 GOING = frozenset({Status.INGESTING, Status.OPEN, Status.CANCELLING})
+
+
+class RunAtWork(Held):
+    code = "run_at_work"
+    hint = "another driver is running this stage; wait for it, or end that process"
 
 
 class RunPinned(Invalid):
@@ -400,13 +405,16 @@ def match_key(run_id: str, n: int) -> bytes:
     return _key("m", run_id) + tuples.pack_int(n)
 
 
-def delete(txn: Txn, run_id: str, limit: int) -> int:
-    """Remove up to `limit` rows of a run that is over; how many. 0: nothing is left of it."""
+def delete(txn: Txn, run_id: str, limit: int, *, resumable: bool = False) -> int:
+    """Remove up to `limit` rows of a run that is over; how many. 0: nothing is left of it.
+
+    `resumable`: also of a run that is not over. The caller holds the lease of its name.
+    """
     check_limit(limit)
     was = get(txn, run_id)
     if was is None:
         return 0
-    if was.status in GOING:
+    if was.status in GOING and not resumable:
         raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
     if pins := pinned_by(txn, run_id, 1):
         raise RunPinned(what="run", run=run_id, by=pins[0])

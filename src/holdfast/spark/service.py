@@ -79,11 +79,6 @@ _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel
 
 
-class RunAtWork(Held):
-    code = "run_at_work"
-    hint = "another driver is running this stage; wait for it, or end that process"
-
-
 class Charge(msgspec.Struct, frozen=True):
     """What the driver wants served. `record` is the run as it is, or a new one to be made."""
 
@@ -445,7 +440,7 @@ def _acquire(store: Store, name: str) -> leases.Lease:
             return found
         except Held as held:
             if SYSTEM.mono_ns() >= until_ns:
-                raise RunAtWork(name=name, worker=held.worker) from None
+                raise runs.RunAtWork(name=name, worker=held.worker) from None
             SYSTEM.sleep(0.05)
 
 

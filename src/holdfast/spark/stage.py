@@ -26,7 +26,7 @@ import msgspec
 from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid, NotFound
-from holdfast.ledger import runs
+from holdfast.ledger import prune, runs
 from holdfast.ledger.board import ROWS_MAX
 from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.spark import again, code, jobs
@@ -251,6 +251,17 @@ class Stage:
             if record is None:
                 raise NotFound(what="run", name=self.name)
             home.transact(runs.request_cancel, record.run_id)
+
+    def delete(self, *, store: str | os.PathLike[str] | None = None) -> int:
+        """Remove every run of this name from the store, a run that could be resumed included; how many
+        runs. The output stays as it is. `RunAtWork` while a driver has the run."""
+        with self._open_store(store) as home:
+            _leave(home, self.name)
+            # Newest first: an older run may be pinned by a newer one.
+            found = [record.run_id for record in home.read(runs.of_name, self.name)]
+            if found:
+                prune.delete(home, self.name, found)
+            return len(found)
 
     def explain(self, *, store: str | os.PathLike[str] | None = None) -> Plan:
         """What a run would do now: run, reuse, retry. Prints as text."""

@@ -1,0 +1,134 @@
+"""Deletion of runs: which runs of a store may go, and their removal in bounded steps.
+
+- The newest `keep` runs of each name stay, and so does every run that one of them needs: a run that is
+  pinned, or that a kept run names as its base, its input or the run it retries.
+- The run that a name leads to stays while it is at work or can be resumed. An older run of the name can
+  never be resumed, whatever its status says: a driver that died left it so.
+- A deletion takes many transactions. A crash in between leaves a run that is marked; the next prune
+  removes the rest of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from holdfast.clock import SYSTEM, S
+from holdfast.durable import lease
+from holdfast.errors import Fenced, Held
+from holdfast.ledger import runs
+from holdfast.ledger.runs import RunRecord
+from holdfast.store.api import Store, Txn
+
+KEEP = 3
+# Blocks are megabytes: one transaction removes so many rows.
+ROWS_MAX = 100
+LEASE_NS = 30 * S
+
+
+class Verdict(NamedTuple):
+    """A run, and why it stays; it goes when there is no reason."""
+
+    record: RunRecord
+    reason: str
+
+    @property
+    def goes(self) -> bool:
+        return not self.reason
+
+
+def judge(
+    records: Sequence[RunRecord],
+    *,
+    keep: int = KEEP,
+    before_ns: int | None = None,
+    live: frozenset[str] = frozenset(),
+) -> list[Verdict]:
+    """What happens to each run, newest first. `live`: names whose lease a driver holds.
+
+    With `before_ns` only runs that ended before it go.
+    """
+    newest = sorted(records, key=lambda record: (record.created_ns, record.run_id), reverse=True)
+    seen: dict[str, int] = {}
+    needed: dict[str, str] = {}
+    verdicts = []
+    for record in newest:
+        rank = seen[record.name] = seen.get(record.name, 0) + 1
+        reason = needed.get(record.run_id, "")
+        if not reason and not record.deleting:
+            reason = _reason(record, rank, keep, before_ns, live)
+        if reason:
+            for other in (record.retry_of, record.base_run, record.input_run):
+                needed.setdefault(other, f"run {record.run_id} needs it")
+        verdicts.append(Verdict(record, reason))
+    return verdicts
+
+
+def _reason(
+    record: RunRecord, rank: int, keep: int, before_ns: int | None, live: frozenset[str]
+) -> str:
+    if rank == 1 and record.name in live:
+        return "a driver is at work on it"
+    if rank == 1 and record.status in runs.GOING:
+        return "it can be resumed"
+    if rank <= keep:
+        return f"one of the newest {keep}"
+    if before_ns is not None and (record.finished_ns or record.created_ns) >= before_ns:
+        return "younger than the bound"
+    return ""
+
+
+def all_records(store: Store) -> list[RunRecord]:
+    found: list[RunRecord] = []
+    while page := store.read(runs.runs, found[-1].run_id if found else ""):
+        found += page
+    return found
+
+
+def live_names(txn: Txn, names: Sequence[str]) -> frozenset[str]:
+    """Those names whose run a driver holds."""
+    found = []
+    for name in names:
+        held = lease.current(txn, runs.lease_resource(name))
+        if held is not None and held.live(txn.now_ns, txn.generation):
+            found.append(name)
+    return frozenset(found)
+
+
+def delete(store: Store, name: str, run_ids: Sequence[str]) -> int:
+    """Remove these runs of a name, all of their rows; how many rows. The deletion holds the lease of the
+    name, so no driver begins meanwhile. `RunPinned`: a run that stays rests on one of them."""
+    held = _acquired(store, name)
+    renewed_ns = SYSTEM.mono_ns()
+    removed = 0
+    try:
+        for run_id in run_ids:
+            while step := store.transact(_step, held, name, run_id):
+                removed += step
+                if SYSTEM.mono_ns() - renewed_ns > LEASE_NS // 3:
+                    renewed_ns = SYSTEM.mono_ns()
+                    held = store.transact(lease.renew, [held], LEASE_NS)[0] or held
+    finally:
+        with contextlib.suppress(Fenced):
+            store.transact(lease.release, held)
+    return removed
+
+
+def _acquired(store: Store, name: str) -> lease.Lease:
+    incarnation = SYSTEM.entropy(8).hex()
+    try:
+        found: lease.Lease = store.transact(
+            lease.acquire, runs.lease_resource(name), f"prune-{incarnation}", incarnation, LEASE_NS
+        )
+    except Held as other:
+        raise runs.RunAtWork(name=name, worker=other.worker) from None
+    return found
+
+
+def _step(txn: Txn, held: lease.Lease, name: str, run_id: str) -> int:
+    txn.require_live(held)
+    record = runs.get(txn, run_id)
+    if record is None or record.name != name:
+        return 0
+    return runs.delete(txn, run_id, ROWS_MAX, resumable=True)

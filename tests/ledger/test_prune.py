@@ -1,0 +1,130 @@
+"""Which runs of a store are deleted, and how."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.clock import S
+from holdfast.durable import lease
+from holdfast.ledger import prune, runs
+from holdfast.ledger.runs import Event, RunPinned, RunRecord, Status
+from holdfast.store import schema, tuples
+from holdfast.store.api import Store
+
+MODULES = ("holdfast.ledger.prune",)
+
+OVER = Status.FINISHED
+
+
+def record(run_id: str, at: int, name: str = "labels", **fields: object) -> RunRecord:
+    told = {"status": OVER, "created_ns": at, "finished_ns": at + 5} | fields
+    return RunRecord(run_id, name, **told)  # type: ignore[arg-type]
+
+
+def going(records: list[RunRecord], **options: object) -> set[str]:
+    verdicts = prune.judge(records, **options)  # type: ignore[arg-type]
+    return {verdict.record.run_id for verdict in verdicts if verdict.goes}
+
+
+FIVE = [record(f"r{at}", at) for at in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("records", "options", "gone"),
+    [
+        (FIVE, {"keep": 3}, {"r0", "r1"}),
+        (FIVE, {"keep": 1}, {"r0", "r1", "r2", "r3"}),
+        (FIVE, {"keep": 9}, set()),
+        # Each name has its own newest ones.
+        ([*FIVE, record("x", 0, "other")], {"keep": 4}, {"r0"}),
+        # Only what ended before the bound.
+        (FIVE, {"keep": 1, "before_ns": 7}, {"r0", "r1"}),
+        # A kept run needs its base, its input and what it retries, and so on.
+        (
+            [record("a", 1), record("b", 2, base_run="a"), record("c", 3, retry_of="b")],
+            {"keep": 1},
+            set(),
+        ),
+        ([record("a", 1), record("b", 2), record("c", 3, input_run="a")], {"keep": 1}, {"b"}),
+        # The newest can be resumed; an older one cannot, whatever its status says.
+        (
+            [
+                record("a", 1, status=Status.OPEN),
+                record("b", 2, status=Status.OPEN),
+                record("c", 3),
+            ],
+            {"keep": 1},
+            {"a", "b"},
+        ),
+        ([record("a", 1, status=Status.OPEN)], {"keep": 1}, set()),
+        # What is half deleted goes, however new it is.
+        ([record("a", 1), record("b", 2, deleting=True)], {"keep": 3}, {"b"}),
+        ([], {}, set()),
+    ],
+)
+def test_old_runs_go_that_no_kept_run_needs(
+    records: list[RunRecord], options: dict[str, object], gone: set[str]
+) -> None:
+    assert going(records, **options) == gone
+    assert going(records[::-1], **options) == gone
+
+
+def test_a_run_that_is_kept_has_a_reason() -> None:
+    told = prune.judge(FIVE, keep=2, live=frozenset({"labels"}))
+    assert [verdict.reason for verdict in told] == [
+        "a driver is at work on it",
+        "one of the newest 2",
+        "",
+        "",
+        "",
+    ]
+
+
+def filled(store: Store, *names: str) -> None:
+    """Runs of one name, oldest first, each with a row of input."""
+    for at, run_id in enumerate(names):
+        store.transact(runs.create, RunRecord(run_id, "labels", created_ns=at))
+        store.transact(lambda txn, key=runs.block_key(run_id, 0): txn.put(key, b"x"))
+
+
+def rows_left(store: Store) -> int:
+    space = schema.prefix(schema.Space.RUN)
+    return len(store.read(lambda txn: txn.scan(space, tuples.after(space))))
+
+
+def test_a_deletion_leaves_nothing_and_frees_the_name(any_store: Store) -> None:
+    filled(any_store, "a", "b")
+    any_store.transact(runs.move, "a", Event.CANCEL)
+    assert prune.delete(any_store, "labels", ["a"]) == 2
+    assert any_store.read(runs.get, "a") is None
+    assert any_store.read(runs.the, "b").run_id == "b"
+    # One that could be resumed goes as well, when it is named.
+    prune.delete(any_store, "labels", ["b"])
+    assert rows_left(any_store) == 0
+    any_store.transact(lease.acquire, runs.lease_resource("labels"), "driver", "1", S)
+
+
+def test_a_run_of_another_name_is_left_alone(any_store: Store) -> None:
+    filled(any_store, "a")
+    assert prune.delete(any_store, "other", ["a", "none"]) == 0
+    assert any_store.read(runs.the, "a")
+
+
+def test_nothing_is_deleted_while_a_driver_has_the_name(any_store: Store) -> None:
+    filled(any_store, "a")
+    held = any_store.transact(lease.acquire, runs.lease_resource("labels"), "driver", "1", 100 * S)
+    assert any_store.read(prune.live_names, ["labels", "other"]) == {"labels"}
+    with pytest.raises(runs.RunAtWork):
+        prune.delete(any_store, "labels", ["a"])
+    assert any_store.read(runs.the, "a")
+    any_store.transact(lease.release, held)
+    assert prune.delete(any_store, "labels", ["a"])
+
+
+def test_a_pinned_run_is_deleted_after_the_run_that_rests_on_it(any_store: Store) -> None:
+    filled(any_store, "a", "b")
+    assert any_store.transact(runs.pin, "a", "b")
+    with pytest.raises(RunPinned):
+        prune.delete(any_store, "labels", ["a"])
+    prune.delete(any_store, "labels", ["b", "a"])
+    assert rows_left(any_store) == 0
