@@ -9,7 +9,7 @@ from holdfast.durable import lease
 from holdfast.ledger import prune, runs
 from holdfast.ledger.runs import Event, RunPinned, RunRecord, Status
 from holdfast.store import schema, tuples
-from holdfast.store.api import Store
+from holdfast.store.api import Store, Txn
 
 MODULES = ("holdfast.ledger.prune",)
 
@@ -80,11 +80,15 @@ def test_a_run_that_is_kept_has_a_reason() -> None:
     ]
 
 
+def _put(txn: Txn, key: bytes) -> None:
+    txn.put(key, b"x")
+
+
 def filled(store: Store, *names: str) -> None:
     """Runs of one name, oldest first, each with a row of input."""
     for at, run_id in enumerate(names):
         store.transact(runs.create, RunRecord(run_id, "labels", created_ns=at))
-        store.transact(lambda txn, key=runs.block_key(run_id, 0): txn.put(key, b"x"))
+        store.transact(_put, runs.block_key(run_id, 0))
 
 
 def rows_left(store: Store) -> int:
