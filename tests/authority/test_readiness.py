@@ -248,6 +248,7 @@ CAUSES: dict[Reason, Facts] = {
             Reason.WORLD_PAUSED,
             Reason.WORLD_PARKED,
             Reason.UNKNOWN_EVENT,
+            Reason.CODE_MISSING,
             Reason.RUN_HALTED,
         )
     },

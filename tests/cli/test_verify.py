@@ -160,7 +160,7 @@ def _as_before(txn: Txn, subject: str) -> None:
         prefix = schema.prefix(space, subject)
         for key, _ in txn.scan(prefix, tuples.after(prefix), 1000):
             txn.delete(key)
-    journal.append(txn, subject, [codec.pack(codec.unpack(body)[:-1]) for body in bodies])
+    journal.append(txn, subject, [codec.pack(codec.unpack(body)[:-2]) for body in bodies])
 
 
 def test_entries_from_before_there_were_digests_are_counted_as_not_compared(

@@ -1,5 +1,5 @@
-"""The application of `test_rolling`, in two versions: each adds events, effects, timers, an inbox and
-tasks that the other does not have."""
+"""The application of `test_rolling`, in two versions: each adds events, effects, timers, an inbox,
+tasks and a field of the state that the other does not have."""
 
 from __future__ import annotations
 
@@ -63,12 +63,20 @@ def new_task(id: str) -> str:
     return id
 
 
-def _version(
-    mark: str, note: Any, tick: Any, asked: Any, effect: Any, task: Any
-) -> SimpleNamespace:
-    class Ledger(hf.World):
-        seen: int = 0
+class OldState(hf.World):
+    seen: int = 0
+    old: int = 0
 
+
+class NewState(hf.World):
+    seen: int = 0
+    new: int = 0
+
+
+def _version(
+    state: Any, mark: str, note: Any, tick: Any, asked: Any, effect: Any, task: Any
+) -> SimpleNamespace:
+    class Ledger(state):  # type: ignore[misc]
         @hf.on(Placed)
         def placed(self, event: Placed, cx: hf.Context) -> None:
             self.seen += 1
@@ -76,6 +84,7 @@ def _version(
         @hf.on(note)
         def noted(self, event: Any, cx: hf.Context) -> None:
             self.seen += 1
+            setattr(self, mark, getattr(self, mark) + 1)
 
         @hf.on(tick)
         def ticked(self, event: Any, cx: hf.Context) -> None:
@@ -105,7 +114,7 @@ def _version(
     return SimpleNamespace(app=app, Ledger=Ledger, note=note, asked=asked, task=task)
 
 
-first = _version("old", OldNote, OldTick, OldAsked, old_effect, old_task)
-second = _version("new", NewNote, NewTick, NewAsked, new_effect, new_task)
+first = _version(OldState, "old", OldNote, OldTick, OldAsked, old_effect, old_task)
+second = _version(NewState, "new", NewNote, NewTick, NewAsked, new_effect, new_task)
 old: hf.App = first.app
 new: hf.App = second.app

@@ -1,7 +1,8 @@
 """Rolling deploys, forward and back, under load and with kills: two versions of an app on one store.
 
 An outside client keeps the list of keys that were acknowledged, and compares it with the journals: each
-is handled once, by code that knows it (invariant I7).
+is handled once, by code that knows it (invariant I7). The state of each version has a field that the other
+lacks, so neither can repeat the entries of the other: no world is parked for that (J6).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from holdfast.app.runtime import Runtime
 from holdfast.durable import queue
 from holdfast.errors import CommitUnknown, HoldfastError
 from holdfast.messages import Receipt
-from holdfast.world import redrive
+from holdfast.world import catalog, redrive
+from holdfast.world.catalog import CODE_MISSING, Status, WorldRecord
 from tests.process import rolling
 from tests.process.conftest import LIMITS
 from tests.process.watch import until, writer_of
@@ -36,6 +38,7 @@ MODULES = (
     "holdfast.world.unknown",
     "holdfast.roles.orchestrator",
     "holdfast.authority.declarations",
+    "holdfast.world.shape",
 )
 
 LEASE_S = "1"
@@ -95,6 +98,11 @@ class Client:
         for world in worlds:
             world.create()
         return [entry for world in worlds for entry in world.journal()]
+
+
+def parked(store: stores.Store) -> list[WorldRecord]:
+    worlds = store.read(catalog.worlds, "roll", "", 100)
+    return [one for one in worlds if one.status is not Status.ACTIVE]
 
 
 def _acknowledged(call: Callable[[], Any]) -> Any:
@@ -163,6 +171,7 @@ def run(home: Path, rolls: int) -> None:
         for _ in range(rolls):
             kills += roll(home, client, running, "new")
             kills += roll(home, client, running, "old")
+            assert parked(store) == []
         # Both versions at once: whatever waits for either of them goes on.
         running.append(("new", up(home, "new")))
         until(lambda: not client.unhandled(), "all is handled", LONG_S, poll_s=0.2)
@@ -176,10 +185,43 @@ def run(home: Path, rolls: int) -> None:
             mark = client.wanted[name_of(entry)]
             assert not mark or entry.step.code == mark, f"{entry} was handled by {entry.step.code}"
         assert store.read(queue.counts, redrive.failures("roll")).dead == 0
+        assert parked(store) == []
         print(
             f"{rolls} rolls forward and back, {kills} kills: {len(client.wanted)} acknowledged keys and "
-            f"what followed from them, {len(client.tasks)} tasks, {len(entries)} entries, 0 unhandled"
+            f"what followed from them, {len(client.tasks)} tasks, {len(entries)} entries, 0 unhandled, 0 parked"
         )
+
+
+@pytest.mark.timeout(900)
+def test_after_kill_9_and_a_rollback_a_world_waits_for_the_version_that_made_its_entries(
+    home: Path,
+) -> None:
+    """The older version lacks a field of the state: it handles nothing, and parks nothing."""
+    with contextlib.ExitStack() as stack:
+        store = stack.enter_context(stores.open(home, limits=LIMITS))
+        newer = Runtime(rolling.new, store, roles=())
+        world = newer.world(rolling.second.Ledger, "w")
+        world_id = world.create()
+
+        def blocker() -> str:
+            found = store.read(catalog.record, "roll", world_id).blocked_by
+            return "" if found is None else found.code
+
+        with up(home, "new") as first:
+            for n in range(3):
+                _acknowledged(lambda n=n: world.send(rolling.Placed(f"{n}"), key=f"{n}"))
+            until(lambda: world.height() == 3, "the newer version handles them", LONG_S)
+            assert first.kill() == -signal.SIGKILL
+        with up(home, "old"):
+            _acknowledged(lambda: world.send(rolling.Placed("3"), key="3"))
+            until(lambda: blocker() == CODE_MISSING, "the older version gives it back", LONG_S)
+            assert world.height() == 3
+            with up(home, "new"):
+                until(lambda: world.height() == 4, "the newer version goes on", LONG_S)
+        assert world.state().seen == 4
+        assert [entry.step.code for entry in world.journal()] == ["new"] * 4
+        assert blocker() == ""
+        assert parked(store) == []
 
 
 @pytest.mark.timeout(900)

@@ -9,9 +9,7 @@ import pytest
 
 import holdfast as hf
 from holdfast import codec
-from holdfast.app.app import App
 from holdfast.app.handle import WorldHandle
-from holdfast.app.runtime import Runtime
 from holdfast.authority import declarations, workers
 from holdfast.clock import S
 from holdfast.durable import lease, queue
@@ -21,7 +19,6 @@ from holdfast.roles.adapter import AdapterPool
 from holdfast.roles.orchestrator import Orchestrator
 from holdfast.roles.readiness import look
 from holdfast.roles.timer_worker import TimerWorker
-from holdfast.roles.world_worker import WorldWorker
 from holdfast.world import catalog, redrive, unknown
 from holdfast.world.catalog import Event as Change
 from holdfast.world.cycle import Failed, commit
@@ -30,75 +27,13 @@ from holdfast.world.ingress import enqueue
 from holdfast.world.kernel import World
 from holdfast.world.restore import check_snapshots, restore
 from holdfast.world.unknown import Item
-from tests.world.rig import Rig, rows_on
+from tests.world.rig import rows_on
+from tests.world.town import Town
 from tests.world.versions import Asked, Kept, Named, New, Old, new, old
 
 MODULES = ("holdfast.world.unknown", "holdfast.world.need", "holdfast.authority.declarations")
 
 WAIT_S = 3600.0
-
-
-class Town(Rig):
-    """A leader, and workers of either version that come and go."""
-
-    def __init__(self, backend: Any = None) -> None:
-        super().__init__(old.app, backend)
-        self.leader = Orchestrator(
-            self.store, universe="desk", worker="O", incarnation="1", clock=self.clock
-        )
-        self.newer = Runtime(new.app, self.store, roles=(), clock=self.clock)
-        self.crew: dict[str, WorldWorker] = {}
-
-    def start(self, name: str, app: App) -> WorldWorker:
-        made = self.worker(name, self.clock.entropy(4).hex(), app=app)
-        self.crew[name] = made
-        self.go_on()
-        return made
-
-    def stop(self, name: str) -> None:
-        self.crew.pop(name).finish()
-        self.go_on()
-
-    def kill(self, name: str) -> None:
-        """Without a word: its leases run out."""
-        del self.crew[name]
-        self.expire(31)
-        self.go_on()
-
-    def go_on(self, rounds: int = 200) -> None:
-        """Tick everybody until nothing is left to do: a leader does not say that it has placed some."""
-        quiet = 0
-        for _ in range(rounds):
-            more = self.leader.tick()
-            for worker in list(self.crew.values()):
-                more = worker.tick() or more
-            quiet = 0 if more else quiet + 1
-            if quiet == 4:
-                return
-        raise AssertionError(f"still working after {rounds} rounds")
-
-    def wait(self, seconds: float) -> None:
-        """Let time pass; workers beat meanwhile."""
-        left = (int(seconds // 600) + 1) * min(seconds, 600.0) - 6
-        while left > 0:
-            self.clock.advance(int(min(left, 600.0) * S))
-            self.go_on()
-            left -= 600
-        self.hear()
-
-    def hear(self) -> None:
-        """Let the leader lead for as long as it waits for workers to speak."""
-        for _ in range(3):
-            self.clock.advance(2 * S)
-            self.go_on()
-
-    def desk(self, name: str = "d", runtime: Runtime | None = None) -> WorldHandle[Any]:
-        """A world as one of the versions sees it; by default as the first does."""
-        runtime = runtime or self.runtime
-        return runtime.world((old if runtime is self.runtime else new).Desk, name)
-
-    def later(self, name: str = "d") -> WorldHandle[Any]:
-        return self.desk(name, self.newer)
 
 
 @pytest.fixture(params=["memory", "postgres"])

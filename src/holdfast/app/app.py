@@ -327,9 +327,11 @@ def refuse_sets(what: str, kind: type[Any]) -> None:
 
 
 def _fingerprint(world: type[World]) -> str:
-    """A short name of the code: of the class's source, or of its shape when there is none."""
+    """A short name of the code: of the source of the class and its bases, or of its shape when there is
+    none."""
+    own = world.__mro__[: world.__mro__.index(World)]
     try:
-        text = inspect.getsource(world)
+        text = "".join(map(inspect.getsource, own))
     except (OSError, TypeError):
         text = repr([(f.name, str(f.type)) for f in msgspec.structs.fields(world)])
     return hashlib.sha256(text.encode()).hexdigest()[:12]

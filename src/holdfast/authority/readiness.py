@@ -42,6 +42,7 @@ class Reason(Enum):
     WORLD_PAUSED = "world_paused"
     WORLD_PARKED = "world_parked"
     UNKNOWN_EVENT = "unknown_event"
+    CODE_MISSING = "code_missing"
     RUN_HALTED = "run_halted"
 
     # Of warnings.

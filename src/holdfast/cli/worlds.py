@@ -26,7 +26,7 @@ from holdfast.ops.application import load_app
 from holdfast.ops.inventory import WorldRow
 from holdfast.store.api import Store, Txn
 from holdfast.world import catalog, entry, kernel, purge
-from holdfast.world.catalog import UNKNOWN_EVENT, Event, WorldRecord, subject_of
+from holdfast.world.catalog import Event, WorldRecord, subject_of
 from holdfast.world.entry import Step
 from holdfast.world.restore import restore
 
@@ -127,8 +127,8 @@ def _list(store: Store, args: argparse.Namespace) -> None:
 def _cells(row: WorldRow) -> list[Any]:
     record = row.record
     status = record.status.value
-    if record.stopped:
-        status += f" ({UNKNOWN_EVENT})"
+    if record.stopped and record.unknown is not None:
+        status += f" ({record.unknown.code})"
     return [record.type, record.name, status, row.height, row.depth, row.worker or None]
 
 

@@ -174,7 +174,8 @@ def _assignments(txn: Txn, universe: str) -> Iterator[Difference]:
 
 
 def _hints(txn: Txn, universe: str, assigned: dict[str, Assignment]) -> Iterator[Difference]:
-    """A world with unread messages has a hint, with its worker or with nobody: else it sleeps."""
+    """An active world with unread messages has a hint, with its worker or with nobody: else it sleeps.
+    One that is paused or parked gets a new one when it is resumed."""
     prefix = schema.prefix(Space.READY, universe)
     hints = {tuples.unpack(key[len(prefix) :]) for key, _ in rows_of(txn, prefix)}
     for record in records_of(txn, universe):
@@ -187,6 +188,8 @@ def _hints(txn: Txn, universe: str, assigned: dict[str, Assignment]) -> Iterator
             listed = record.unknown.row_key(universe, record.type, record.world_id)
             if txn.get(listed) is None:
                 yield _differs("unknown", _shown(record), "listed", None, record.unknown.type)
+            continue
+        if record.status is not Status.ACTIVE:
             continue
         found = assigned.get(record.world_id, Assignment())
         worker = found.desired_worker_id or catalog.NOBODY

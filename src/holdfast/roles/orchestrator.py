@@ -7,7 +7,9 @@ are honoured. A worker counts as live only after a heartbeat under the present a
 
 A world goes only to a worker whose code has its type. One that stopped before an item that its code
 does not know goes only to a worker that declares it (`authority.declarations`). When no such worker came in
-time, any worker of the type gets the world, and makes the item a dead letter (`world.unknown`).
+time, any worker of the type gets the world, and makes the item a dead letter (`world.unknown`). One whose
+journal holds an entry of other code, which its host repeated otherwise, goes only to a worker with that
+code. When no such worker came in time, or that code has a state of the same fields, it is parked.
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ from holdfast.store.api import Pending, Store, Txn, glance, operation
 from holdfast.world import catalog, publish, unknown
 from holdfast.world.catalog import WorldRecord
 from holdfast.world.history import Bound
-from holdfast.world.need import WORLD, Need
+from holdfast.world.need import REPEAT, WORLD, Need
 
 # Worlds that one tick places or moves at most.
 PLACED_PER_TICK = 1000
@@ -303,7 +305,7 @@ class Orchestrator(Role):
         able = self._able()
         left = PLACED_PER_TICK
         for need, since_ns in needed:
-            if not able.of(need) and (need.side == WORLD or not self._overdue(since_ns)):
+            if not able.of(need) and not self._over(need, since_ns):
                 continue
             after = b""
             while left > 0:
@@ -326,9 +328,16 @@ class Orchestrator(Role):
     def _overdue(self, since_ns: int) -> bool:
         """Whether nobody came in time. A new leader first hears who is there: a worker that knows the item
         may be the last to speak."""
-        if self.store.now_ns() < self._led_ns + self._worker_ttl_ns:
+        return self._has_heard() and self.store.now_ns() >= since_ns + self._unknown_event_ns
+
+    def _has_heard(self) -> bool:
+        return self.store.now_ns() >= self._led_ns + self._worker_ttl_ns
+
+    def _over(self, need: Need, since_ns: int) -> bool:
+        """Whether a world that needs this, and that no live worker can go on with, waits no longer."""
+        if need.side == WORLD:
             return False
-        return self.store.now_ns() >= since_ns + self._unknown_event_ns
+        return self._has_heard() if need.side == REPEAT else self._overdue(since_ns)
 
     def _go_on_page(self, txn: Txn, need: Need, page: list[Waiting], able: Able) -> int:
         txn.require_live(self._held())
@@ -338,6 +347,10 @@ class Orchestrator(Role):
             if found is None:
                 continue
             record, chosen, give_up = found
+            if chosen == catalog.NOBODY:
+                unknown.park(txn, record)
+                gone += 1
+                continue
             why = "its next item is given up" if give_up else f"it knows {need.cause}"
             unknown.place(txn, record, chosen, why, give_up=give_up)
             gone += 1
@@ -346,7 +359,8 @@ class Orchestrator(Role):
     def _next_host(
         self, txn: Txn, need: Need, waiting: Waiting, able: Able
     ) -> tuple[WorldRecord, str, bool] | None:
-        """A stopped world that goes on, the worker that gets it, and whether its next item is given up."""
+        """A stopped world that goes on, the worker that gets it, and whether its next item is given up.
+        `NOBODY` gets one that waits for code, after its time: it is parked."""
         _, since_ns, world_id = waiting
         record = catalog.record(txn, self.universe, world_id)
         if record.status is not catalog.Status.ACTIVE or not record.stopped:
@@ -356,6 +370,8 @@ class Orchestrator(Role):
         chosen = able.choose_for(record, need, pinned)
         if chosen is not None:
             return record, chosen, False
+        if need.by_code:
+            return (record, catalog.NOBODY, False) if self._over(need, since_ns) else None
         if record.unknown is not None and record.unknown.seq and self._overdue(since_ns):
             chosen = pinned or able.choose(record)
             if chosen is not None:

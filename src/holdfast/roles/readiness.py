@@ -142,14 +142,14 @@ def _blocked_worlds(txn: Txn, universe: str, wanted: int) -> list[Subject]:
 
 
 def _stopped_worlds(txn: Txn, universe: str, world_ids: list[str]) -> list[Subject]:
-    """Worlds whose next item no live worker knows."""
+    """Worlds whose next item no live worker knows, or whose code no live worker has."""
     found: list[Subject] = []
     for world_id in world_ids:
         world = catalog.record(txn, universe, world_id)
         if world.unknown is None:
             continue
         why = world.unknown.told()
-        blocker = Blocker(Reason.UNKNOWN_EVENT, why.code, why.text, since_ns=why.since_ns)
+        blocker = Blocker(Reason(why.code), why.code, why.text, why.height, why.since_ns)
         found.append(Subject(world_id, f"{world.type}/{world.name}", (blocker,)))
     return found
 

@@ -1,7 +1,8 @@
 """The world worker: hosts many worlds in one process (document 004, role 2).
 
 One tick: take hints, acquire leases, run one cycle of each world, commit all cycles together, renew
-and release leases. A world that is fenced is dropped at once; one that diverges is parked. No error
+and release leases. A world that is fenced is dropped at once; one that diverges is parked, or given back
+where other code made the entry (`_block`). No error
 leaves a tick with a state in memory that is not in the journal (see `host`), so a tick that failed
 is simply followed by another.
 
@@ -46,15 +47,15 @@ from holdfast.world.context import Vocabulary
 from holdfast.world.cycle import Carried, Cycle, commit, leave, stop
 from holdfast.world.host import Budgets, Host, SnapshotPolicy
 from holdfast.world.kernel import World
-from holdfast.world.need import WORLD, Need
+from holdfast.world.need import CODE, REPEAT, WORLD, Need
 from holdfast.world.program import Program
 
 T = TypeVar("T")
 # Cycles that were sent to be committed, the offers that went with them, and the answer to both.
 Sent = tuple[list[tuple[str, Cycle]], list[Parcel], Future[Any]]
 # A world that is given back: what it needs, the seq before which it stops and since when that waits, a
-# last snapshot.
-Stopping = tuple[str, Need, int, int, leases.Lease, Cycle | None]
+# last snapshot; or the entry that other code made, and how this code differs there.
+Stopping = tuple[str, Need, int, int, leases.Lease, Cycle | None, int, str]
 
 # How often a busy worker looks after leases and idle worlds, and how many of these it then releases.
 UPKEEP_S = 0.05
@@ -219,7 +220,7 @@ class WorldWorker(Role):
         try:
             return self._hosted[world_id].host.prepare(self.store, waiting=waiting, carried=carried)
         except _BLOCKING as error:
-            self._park(world_id, error)
+            self._block(world_id, error)
             return None
 
     # -- the parts of a tick -------------------------------------------------------------------
@@ -300,7 +301,7 @@ class WorldWorker(Role):
             program = self._programs.get(answer.record.type)
             if program is None:
                 need = Need(answer.record.type, WORLD, answer.record.type)
-                strange.append((answer.world_id, need, 0, 0, answer.lease, None))
+                strange.append((answer.world_id, need, 0, 0, answer.lease, None, 0, ""))
                 continue
             self._hosted[answer.world_id] = Hosted(
                 self._host(answer.record, answer.lease, program),
@@ -384,7 +385,7 @@ class WorldWorker(Role):
                 strange.append(self._strange(world_id, error))
                 continue
             except _BLOCKING as error:
-                self._park(world_id, error)
+                self._block(world_id, error)
                 continue
             if cycle is None and hosted.host.stops is not None:
                 stopped.append(world_id)
@@ -537,20 +538,49 @@ class WorldWorker(Role):
                 self._park(world_id, error)
                 continue
             del self._hosted[world_id]
-            stopping.append((world_id, *host.stops, host.lease, last))
+            stopping.append((world_id, *host.stops, host.lease, last, 0, ""))
         self._stop(stopping)
 
     def _strange(self, world_id: str, error: UnknownEvent) -> Stopping:
         """Its journal holds what this code cannot repeat: only code that knows it may host it."""
         host = self._hosted.pop(world_id).host
         need = Need(host.world.program.type, error.side, error.type, error.version)
-        return world_id, need, 0, 0, host.lease, None
+        return world_id, need, 0, 0, host.lease, None, 0, ""
+
+    def _block(self, world_id: str, error: HoldfastError) -> None:
+        """Let go of a world that this code must not go on with. It is parked, unless its journal differs
+        at an entry of other code: then only that code may host it. If the state of that has other fields,
+        it is waited for; if it has the same, a live worker must have it."""
+        made_by = error.fields.get("made_by")
+        if not isinstance(error, ReplayDiverged) or not isinstance(made_by, str):
+            self._park(world_id, error)
+            return
+        program = self._hosted[world_id].host.world.program
+        need = Need(program.type, REPEAT if program.has_shape_of(made_by) else CODE, made_by)
+        if need.side == REPEAT and not self.store.read(self._hosted_elsewhere, need):
+            self._park(world_id, error)
+            return
+        held = self._hosted.pop(world_id).host.lease
+        self._stop([(world_id, need, 0, 0, held, None, error.height, str(error))])
+
+    def _hosted_elsewhere(self, txn: Txn, need: Need) -> bool:
+        """Whether a worker that spoke lately has the code that is needed."""
+        for one in workers.known(txn, self.universe):
+            if one.worker == self.worker or not one.takes(self.name) or not one.code:
+                continue
+            code = declarations.read(txn, self.universe, one.code)
+            live = self.store.now_ns() < one.heartbeat_ns + workers.TTL_NS
+            if live and code is not None and code.knows(need.world, need.cause, need.version):
+                return True
+        return False
 
     def _stop(self, some: list[Stopping]) -> None:
         with self.store.together():
             stopping = [
-                self.store.submit(stop, self.universe, world_id, lease, need, seq, last, since_ns)
-                for world_id, need, seq, since_ns, lease, last in some
+                self.store.submit(
+                    stop, self.universe, world_id, lease, need, seq, last, since_ns, height, why
+                )
+                for world_id, need, seq, since_ns, lease, last, height, why in some
             ]
         for future in stopping:
             # What cannot be given back runs out.
@@ -578,10 +608,11 @@ class WorldWorker(Role):
 
 
 def declaration_of(programs: dict[str, Program]) -> declarations.Declaration:
-    """What workers tell the orchestrator of their code."""
+    """What workers tell the orchestrator of their code: what each type knows, and which code it is."""
     return declarations.declaration(
         {
             type: {f"{side}:{name}": version for (side, name), version in program.known.items()}
+            | {f"{CODE}:{name}": 0 for name in (program.version, program.code)}
             for type, program in programs.items()
         }
     )

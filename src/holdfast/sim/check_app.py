@@ -88,29 +88,44 @@ class Reaction:
     reply: bytes | None = None
 
 
+# The version of the code whose state has no `news`.
+FORMER = "0"
+
+
 def initial() -> Plain:
-    return {"balance": 0, "seen": 0, "rate": 0.0, "marks": [], "orders": [], "whim": 0}
+    empty = {"balance": 0, "seen": 0, "rate": 0.0, "marks": [], "orders": [], "whim": 0}
+    return {**empty, "news": 0}
 
 
-def fresh(state: Plain) -> Plain:
-    """The state as it is when it was stored and read again."""
+def fresh(state: Plain, code: str = "") -> Plain:
+    """The state as it is when it was stored and read again, by code of a version."""
     lists = {name: list(state[name]) for name in ("marks", "orders")}
-    return {**state, "rate": float(state["rate"]), **lists}
+    dropped = {"news": 0} if code == FORMER else {}
+    return {**state, "rate": float(state["rate"]), **lists, **dropped}
 
 
-def stored(state: Plain) -> bytes:
-    """The bytes of a snapshot."""
-    return _encode(dict(sorted(fresh(state).items())))
+def stored(state: Plain, code: str = "") -> bytes:
+    """The bytes of a snapshot, by code of a version."""
+    kept = fresh(state, code)
+    if code == FORMER:
+        del kept["news"]
+    return _encode(dict(sorted(kept.items())))
 
 
-def digest_of(state: Plain) -> bytes:
+def digest_of(state: Plain, code: str = "") -> bytes:
     """What the last entry of a cycle says of the state after it."""
-    return hashlib.sha256(stored(state)).digest()
+    return hashlib.sha256(stored(state, code)).digest()
+
+
+def digests(state: Plain) -> list[bytes]:
+    """The digests of the state, by either version of the code. The former one has none of the news."""
+    former = [] if state["news"] else [digest_of(state, FORMER)]
+    return [digest_of(state), *former]
 
 
 def resolve(state: Plain, digest: bytes | None) -> int | None:
     """What a moody handler saw, by the digest of the state that it left: nothing else tells."""
-    whims = (whim for whim in range(1, WHIMS + 1) if digest_of({**state, "whim": whim}) == digest)
+    whims = (whim for whim in range(1, WHIMS + 1) if digest in digests({**state, "whim": whim}))
     return next(whims, None)
 
 
@@ -163,7 +178,7 @@ def react(state: Plain, step: Plain, world_id: str, name: str, height: int) -> R
     """What a step should have done to the state before it."""
     ingress = step["ingress"]
     if step["base"] == height - 1:
-        state = fresh(state)
+        state = fresh(state, step["code"])
     receipt = ingress["kind"] == "receipt"
     handlers = _RECEIPTS if receipt else _HANDLERS
     if step["outcome"] == "unknown":
@@ -289,6 +304,7 @@ def _woken(state: Plain, event: Plain, place: Place) -> list[Want]:
 
 def _renewed(state: Plain, event: Plain, place: Place) -> list[Want]:
     state["balance"] += 1
+    state["news"] += 1
     if event["then"] == "timer":
         again = _event({"id": f"{event['id']}~", "then": "", "to": ""})
         slot = f"@{place.height}.0"

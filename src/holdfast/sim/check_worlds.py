@@ -46,6 +46,7 @@ class _Replay:
         elif event.op == "code":
             worker = event.actor, event.incarnation
             self.model.unknown[worker] = set(event.args["unknown"])
+            self.model.versions[worker] = event.args.get("version", "")
         elif event.op == "diverged":
             self._diverged(event)
         elif event.op == "effect.call":
@@ -156,7 +157,8 @@ class _Replay:
             return
         found = [step.get("state") for step in world.steps[-entries:]]
         self._settle_whim(world, entries, found[-1])
-        if found != [b""] * (entries - 1) + [check_app.digest_of(world.states[-1])]:
+        right = check_app.digest_of(world.states[-1], world.code_at(world.height))
+        if found != [b""] * (entries - 1) + [right]:
             self._bad("J6", f"{subject}: cycle up to {world.height} has another digest", event)
 
     def _settle_whim(self, world: World, entries: int, digest: bytes | None) -> None:
@@ -190,6 +192,7 @@ class _Replay:
         elif put is not None and put[1] != list(ingress.values()):
             self._bad("I1", f"{subject}/{seq}: journaled with another body", event)
         self._consumed(event, subject, world, step)
+        self._repeatable(event, subject, world, step)
         should = check_app.react(world.states[-1], step, world.world_id, world.name, height)
         emitted = [want.content for want in should.wants]
         for what, was, right in (
@@ -207,6 +210,15 @@ class _Replay:
         world.wants.append(should.wants)
         for want in should.wants:
             self._wanted(event, subject, world, want)
+
+    def _repeatable(self, event: Event, subject: str, world: World, step: Plain) -> None:
+        """Code whose state lacks a field goes on from a snapshot of code that has it, not from entries."""
+        lacking = step["code"] == check_app.FORMER
+        made_by = world.code_at(world.height)
+        if lacking and made_by not in ("", check_app.FORMER) and step["base"] != world.height:
+            text = f"{subject}: entry {world.height + 1} by code that cannot repeat the one before"
+            self._bad("J6", text, event)
+        world.code_ns.clear()
 
     def _consumed(self, event: Event, subject: str, world: World, step: Plain) -> None:
         """Code consumes nothing that it does not know. What it gives up has waited for its time."""
@@ -233,6 +245,19 @@ class _Replay:
         world.worker = None
         if event.args["seq"]:
             world.stopped_ns.setdefault(event.args["seq"], event.at_ns)
+        height = event.args.get("height", 0)
+        if height:
+            world.code_ns.setdefault(height, event.at_ns)
+            self._other_code(event, world, height)
+
+    def _other_code(self, event: Event, world: World, height: int) -> None:
+        """A world waits for the code of an entry: of other code, and one that came out otherwise."""
+        version = self.model.versions.get((event.actor, event.incarnation), "")
+        subject, made_by = _subject(event), world.code_at(height)
+        if made_by == version:
+            self._bad("J6", f"{subject}: waits at {height} for the code that hosted it", event)
+        elif version != check_app.FORMER and not self._fickle(subject, height):
+            self._bad("J6", f"{subject}: code {version} cannot repeat {height} of {made_by}", event)
 
     def _wanted(self, event: Event, subject: str, world: World, want: Want) -> None:
         """A key stands for what it was used for first; something else under it is refused. The key
@@ -384,11 +409,21 @@ class _Replay:
         world, change = self._world(_subject(event)), event.args["event"]
         world.status = event.value["status"]
         self._forgive(world)
+        if change == "park":
+            self._waited(event, world)
         if change != "resume":
             world.held = False
         if change == "delete":
             world.worker = None
             world.erased_ns = event.at_ns + self._deleted_ns
+
+    def _waited(self, event: Event, world: World) -> None:
+        """The leader parks a world that waits for the code of an entry, after its time."""
+        height = event.args["blocker"]["height"]
+        since_ns = world.code_ns.pop(height, None)
+        if since_ns is None or event.at_ns < since_ns + self._unknown_ns:
+            text = f"{_subject(event)}: parked at {height}, waiting since {since_ns}"
+            self._bad("J6", text, event)
 
     def _purge(self, event: Event) -> None:
         """A world is deleted and fenced in one commit, and erased from then on."""
@@ -443,7 +478,7 @@ class _Replay:
         if state is None:
             self._bad("K1", f"{subject}: forked at {height}, the parent has no such state", event)
             state = check_app.initial()
-        elif check_app.digest_of(state) != lineage["parent_snapshot_hash"]:
+        elif lineage["parent_snapshot_hash"] not in check_app.digests(state):
             self._bad("K1", f"{subject}: not the parent's state at {height}", event)
         child = World(made["world_id"], made["name"], height, forked=True)
         child.states = [check_app.fresh(state)]

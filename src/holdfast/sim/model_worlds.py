@@ -53,6 +53,9 @@ class World:
     stopped_ns: dict[int, int] = field(default_factory=dict)
     missed_ns: dict[str, int] = field(default_factory=dict)
 
+    # Since when it waits for the code that made an entry, by height.
+    code_ns: dict[int, int] = field(default_factory=dict)
+
     # From when on its rows may go: it is deleted, or purged.
     erased_ns: int | None = None
     # Where it was, and when, as histories were cut the last time.
@@ -69,6 +72,11 @@ class World:
     def erasable(self, now_ns: int) -> bool:
         """Whether its rows may be gone, or some of them."""
         return self.erased_ns is not None and now_ns >= self.erased_ns
+
+    def code_at(self, height: int) -> str:
+        """The version of the code that made an entry; empty where there is none."""
+        at = height - self.base
+        return str(self.steps[at - 1]["code"]) if 0 < at <= len(self.steps) else ""
 
     def state_at(self, height: int) -> Plain | None:
         at = height - self.base
@@ -99,6 +107,8 @@ class Model:
     redriven: set[int] = field(default_factory=set)
     # By incarnation: the event types that its code does not know.
     unknown: dict[tuple[str, str], set[str]] = field(default_factory=dict)
+    # ... and which version that is.
+    versions: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def world(self, subject: str) -> World:
         found = self.worlds.get(subject)

@@ -12,6 +12,7 @@ _advance = "world.kernel:advance"
 _change = "world.catalog:change"
 _plant = "world.fork:plant"
 _tick = "roles.world_worker:WorldWorker.committed"
+_block = "roles.world_worker:WorldWorker._block"
 _OUTCOME = (
     "elif isinstance(error, (HeadMoved, Conflict, CommitUnknown, Busy)):\n"
     "            hosted.host.forget()"
@@ -38,14 +39,19 @@ VERSIONS: dict[str, tuple[Edit, ...]] = {
     "unknown: given up too early": (
         Edit(
             "roles.orchestrator:Orchestrator._overdue",
-            "self.store.now_ns() < self._led_ns + self._worker_ttl_ns",
-            "False",
-        ),
-        Edit(
-            "roles.orchestrator:Orchestrator._overdue",
-            "self.store.now_ns() >= since_ns + self._unknown_event_ns",
+            "self._has_heard() and self.store.now_ns() >= since_ns + self._unknown_event_ns",
             "True",
         ),
+    ),
+    "other code: parked at once": (Edit(_block, "not isinstance(made_by, str)", "True"),),
+    "other code: parked too early": (
+        Edit("roles.orchestrator:Orchestrator._over", "self._overdue(since_ns)", "True"),
+    ),
+    "other code: goes on without the new field": (
+        Edit("world.kernel:repeat", 'error.fields["made_by"] = made_by', "return state"),
+    ),
+    "other code: a dropped field kept in a replay": (
+        Edit("world.program:Program.adopted", "if dropped else", "if False else"),
     ),
     "unknown: given up by any host": (
         Edit(_prepare, _STRANGE, "False"),

@@ -99,7 +99,7 @@ def _handle(
     """One step, as the host takes it: from stored bytes where it did, and back to them on failure."""
     program = world.program
     if step.base == height - 1:
-        state = program.fresh(state)
+        state = program.adopted(state, step.shape)
     again, after = _step(look, world, state, step, height)
     if not step.state:
         return replace(again, state=step.state), after

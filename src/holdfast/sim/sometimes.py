@@ -269,7 +269,11 @@ _WORLDS: dict[str, Sight] = {
     "world: reducer raised": _did("commit", lambda event: bool(event.args["cycle"]["failed"])),
     "world: failed event redriven": _did("queue.redrive", lambda event: event.args["queue"].endswith("failed-events")),
     "world: failed event delivered again": _did("redrive.redeliver", lambda event: event.value > 0),
-    "world: stopped before an unknown item": _did("cycle.stop"),
+    "world: stopped before an unknown item": _did("cycle.stop", lambda event: event.args["seq"] > 0),
+    "world: stopped for the code of an entry": _did("cycle.stop", lambda event: event.args["height"] > 0),
+    "world: parked for want of the code of an entry": _did(
+        "catalog.change", lambda event: event.args["event"] == "park"
+    ),
     "world: unknown item given up": _did(
         "commit", lambda event: any(one["code"] == "unknown_event" for one in event.args["cycle"]["failed"])
     ),

@@ -24,7 +24,7 @@ from holdfast.ops import erasure, service
 from holdfast.roles import receipts
 from holdfast.sim.actor import Actor, Life
 from holdfast.sim.settings import ATTEMPTS, Workload
-from holdfast.sim.world_app import ABROAD, UNIVERSE, Paid, app
+from holdfast.sim.world_app import ABROAD, LATEST, UNIVERSE, Paid, app
 from holdfast.store import tuples
 from holdfast.store.api import Txn
 from holdfast.world import catalog, publish, redrive
@@ -43,6 +43,10 @@ PURGED_MILLE = 80
 FORCED_MILLE = 700
 # What an operator says of an effect that he took care of himself.
 BY_HAND = "by_hand"
+
+
+# In the blocker of a world that is parked at an entry of the later version, by the other.
+_LATEST = f"made_by='{LATEST}@"
 
 
 class Keeper(Actor):
@@ -69,8 +73,12 @@ class Keeper(Actor):
     def _tidy(self, life: Life) -> None:
         self._found_abroad(life)
         for world in life.store.read(worlds_there):
-            diverged = world.blocker is not None and world.blocker.code == ReplayDiverged.code
-            if diverged:
+            why = world.blocker
+            diverged = why is not None and why.code == ReplayDiverged.code
+            if diverged and why is not None and _LATEST in why.text:
+                # The code that made the entry did not come in time. Now it is there.
+                life.store.transact(catalog.change, UNIVERSE, world.world_id, Change.RESUME)
+            elif diverged:
                 # Nothing makes a fickle reducer do again what it did.
                 life.store.transact(catalog.change, UNIVERSE, world.world_id, Change.DELETE)
             elif world.status in (Status.PAUSED, Status.PARKED):

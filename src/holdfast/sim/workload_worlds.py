@@ -83,7 +83,8 @@ class AccountHosting(Hosting):
         if life.settings.versions:
             back = self.name != "world0" and life.tape.chance(EARLIER_MILLE)
             self.app = world_app.version(life.settings.keep, back=back)
-            life.note("code", unknown=list(world_app.LATER if back else ()))
+            version = world_app.FORMER if back else world_app.LATEST
+            life.note("code", unknown=list(world_app.LATER if back else ()), version=version)
 
         def strike() -> None:
             if not life.calm:

@@ -22,8 +22,13 @@ from holdfast.app.shipped.fabric import FabricSendReceipt, sent
 from holdfast.sim.settings import ATTEMPTS
 from holdfast.world.context import Context
 from holdfast.world.history import Bound
+from holdfast.world.program import Program
 
 UNIVERSE = "u"
+# The names of the two versions, and what the one before does not know. `check_worlds` is told which
+# worker runs which.
+LATEST, FORMER = "1", "0"
+LATER = ("Renewed",)
 # Another universe, in which nobody works: what is sent there stays in its inboxes.
 ABROAD = "v"
 MARKS_KEPT = 3
@@ -160,7 +165,9 @@ async def pay(call: Call, what: str, order: str) -> int:
     raise AssertionError("a pool brings what it does")
 
 
-class Account(World):
+class Earlier(World):
+    """The state of accounts in the version before, and what both versions do with it."""
+
     balance: int = 0
     seen: int = 0
     # Holds an int, too, until it was stored and read again: a trap for replays.
@@ -246,15 +253,6 @@ class Account(World):
         cx.cancel_timer(event.key)
         self._tell(cx)
 
-    @on(Renewed)
-    def renewed(self, event: Renewed, cx: Context) -> None:
-        self.balance += 1
-        if event.then == "timer":
-            cx.after(1, Renewed(f"{event.id}~"))
-        elif event.then == "mail":
-            cx.send(Account, event.to, Renewed(f"{event.id}>"))
-        self._tell(cx)
-
     @on(Botched)
     def botched(self, event: Botched, cx: Context) -> None:
         self.balance += 1_000_000
@@ -285,6 +283,21 @@ class Account(World):
         cx.reply([self.seen, self.balance, str(self.rate), self.marks])
 
 
+class Account(Earlier):
+    # How many events it had that the version before does not know. No reply tells of it.
+    news: int = 0
+
+    @on(Renewed)
+    def renewed(self, event: Renewed, cx: Context) -> None:
+        self.balance += 1
+        self.news += 1
+        if event.then == "timer":
+            cx.after(1, Renewed(f"{event.id}~"))
+        elif event.then == "mail":
+            cx.send(Account, event.to, Renewed(f"{event.id}>"))
+        self._tell(cx)
+
+
 def _order(event: Ordered | Bought) -> str:
     """Without a key every order is another one: its calls can be told apart."""
     return event.id if event.key is None else ""
@@ -297,29 +310,30 @@ def _made() -> App:
         worlds=[Account],
         effects=[quote, pay],
         events=[Unheard],
-        version="1",
+        version=LATEST,
     )
 
 
-def _without(app: App, *events: str) -> App:
-    """The same code before it knew some events."""
-    program = app.programs["Account"]
-    for event in events:
-        del program.handlers["event", event]
-        del program.known["event", event]
+def _as_before(app: App) -> App:
+    """The same code before it knew some events, and before its accounts had a field for them."""
+    later = app.programs["Account"]
+    dropped = {("event", event) for event in LATER}
+    handlers = {cause: fn for cause, fn in later.handlers.items() if cause not in dropped}
+    declared = later.known.keys() - handlers.keys() - dropped
+    app.programs["Account"] = Program(
+        "Account", FORMER, Earlier, later.events, handlers, declared=declared
+    )
     return app
 
 
 app = _made()
-# The version before. `check_worlds` is told which worker runs it.
-LATER = ("Renewed",)
 
 
 @lru_cache(maxsize=16)
 def version(keep: tuple[int, int] | None, *, back: bool = False) -> App:
     """The app with a bound on the histories of its accounts (entries, ns), or without; or the version
     before."""
-    made = _without(_made(), *LATER) if back else _made()
+    made = _as_before(_made()) if back else _made()
     made.programs["Account"].history = None if keep is None else Bound(*keep)
     return made
 

@@ -25,12 +25,14 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 from holdfast.store.schema import Space
 from holdfast.transitions import Transitions
+from holdfast.world.need import CODE, REPEAT, Need, row_key
 from holdfast.world.need import WORLD as WORLD_TYPE
-from holdfast.world.need import Need, row_key
 
 NOBODY = ""
 # The code of a world that stopped before an item it does not know, and of such an item's dead letter.
 UNKNOWN_EVENT = "unknown_event"
+# The code of a world that waits for the code that made an entry: other code repeats it otherwise.
+CODE_MISSING = "code_missing"
 
 
 class Status(Enum):
@@ -81,7 +83,8 @@ class Unknown(Record, frozen=True):
 
     Seq 0 is none of the inbox: the journal after the last snapshot holds what the code does not know
     and cannot repeat. Or, with `world` in the place of a side, no live worker has the world type. These
-    are waited for as long as it takes.
+    are waited for as long as it takes. With `code` or `repeat` there it is the journal, too: the code
+    that hosted it repeats an entry of other code otherwise. `type` is that other code.
     """
 
     side: str
@@ -95,6 +98,18 @@ class Unknown(Record, frozen=True):
     given_up: bool = False
     # What the world had before it stopped.
     priority: int = 0
+    # The entry of other code that came out otherwise, and how: the blocker, if it is parked for that.
+    height: int = 0
+    why: str = ""
+
+    @property
+    def code(self) -> str:
+        """The code of the blocker that operators are told."""
+        return CODE_MISSING if self.by_code else UNKNOWN_EVENT
+
+    @property
+    def by_code(self) -> bool:
+        return self.side in (CODE, REPEAT)
 
     def need(self, world: str) -> Need:
         """What a world of this type needs to go on."""
@@ -112,7 +127,12 @@ class Unknown(Record, frozen=True):
             text = f"no live worker declares {what}; its journal after the last snapshot holds one"
         if self.side == WORLD_TYPE:
             text = f"no live worker has the world type {self.type!r}"
-        return Blocker(UNKNOWN_EVENT, text, since_ns=self.since_ns)
+        if self.by_code:
+            text = (
+                f"no live worker has the code {self.type!r}, which made entry {self.height}; "
+                "the code that tried repeats it otherwise"
+            )
+        return Blocker(self.code, text, self.height, self.since_ns)
 
 
 class Lineage(Record, frozen=True):
@@ -231,8 +251,10 @@ def change(
         stuck_seq=0,
         stuck_count=0,
         stuck_alone=False,
-        unknown=None if event is Event.DELETE else was.unknown,
+        unknown=None if _ends_stop(was, event) else was.unknown,
     )
+    if was.stopped and now.unknown is None and was.unknown is not None:
+        txn.delete(was.unknown.row_key(universe, was.type, world_id))
     if event is Event.DELETE:
         now = replace(now, deleted_ns=max(txn.now_ns, 1))
         txn.put(_deleted_key(universe, now.deleted_ns, world_id), b"")
@@ -242,8 +264,6 @@ def change(
     txn.add(counts + tuples.pack((status.value,)), 1)
     if event is Event.DELETE:
         txn.delete(_name_key(universe, was.type, was.name))
-        if was.unknown is not None and was.unknown.waits:
-            txn.delete(was.unknown.row_key(universe, was.type, world_id))
         had = assignment(txn, universe, world_id)
         _unassign(txn, universe, world_id)
         if had is not None:
@@ -254,6 +274,12 @@ def change(
         _evict(txn, subject_of(universe, world_id), f"the world is {status.value}")
     txn.notify(changes(universe))
     return now
+
+
+def _ends_stop(was: WorldRecord, event: Event) -> bool:
+    """Whether a stopped world waits no more. A parked one has been waiting for code long enough."""
+    by_code = was.unknown is not None and was.unknown.by_code
+    return event is Event.DELETE or (event is Event.PARK and by_code)
 
 
 def deleted(txn: Txn, universe: str, until_ns: int, limit: int) -> list[str]:

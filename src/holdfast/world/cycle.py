@@ -122,17 +122,21 @@ def stop(
     seq: int,
     last: Cycle | None = None,
     since_ns: int = 0,
+    height: int = 0,
+    why: str = "",
 ) -> None:
     """Give a world back before an item that its host does not know: nothing of it is consumed until
     a worker that knows it has the world. Before it there may be a last snapshot to make. Seq 0: it is
     in the journal, or the world type is what the host does not know. `since_ns`: it has waited since
-    then, behind an item of the same need that this host has given up."""
+    then, behind an item of the same need that this host has given up. `height` and `why`: an entry in the
+    journal that other code made, and that the host repeats otherwise."""
     txn.require_live(held)
     if last is not None:
         attempt(txn, apply, last)
     if seq and inbox.cursor(txn, subject_of(universe, world_id)) != seq - 1:
         raise Conflict(world=world_id, seq=seq, why="the inbox has gone on")
-    unknown.mark(txn, catalog.record(txn, universe, world_id), need, seq, since_ns)
+    record = catalog.record(txn, universe, world_id)
+    unknown.mark(txn, record, need, seq, since_ns, height, why)
     release.fn(txn, held)
 
 

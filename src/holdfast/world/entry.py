@@ -15,6 +15,7 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.errors import StoreCorrupt
 from holdfast.messages import Ingress
+from holdfast.world.shape import BYTES as SHAPE_BYTES
 
 
 class Outcome(Enum):
@@ -44,18 +45,22 @@ class Step(Record, frozen=True):
     # The snapshot that the state in memory was last read from; 0 for the initial state.
     base: int = 0
     # The digest of the state, in the last entry of a cycle; empty in the entries before it. None in
-    # entries that were written before there were digests. It is the last field: see `with_state`.
+    # entries that were written before there were digests. With `shape` it is the end: see `with_state`.
     state: bytes | None = None
+    # The shape of the state (see `shape`); None in entries that were written before there was one.
+    shape: bytes | None = None
 
 
 pack = codec.pack
 _NO_STATE = codec.pack(b"")
+_SHAPE_BYTES = len(codec.pack(bytes(SHAPE_BYTES)))
 
 
 def with_state(body: bytes, digest: bytes) -> bytes:
-    """The body of a step that has no digest yet, with one. Only its last bytes differ."""
-    assert body.endswith(_NO_STATE)
-    return body[: -len(_NO_STATE)] + codec.pack(digest)
+    """The body of a step that has no digest yet, with one. Nothing else differs."""
+    end = len(body) - _SHAPE_BYTES
+    assert body[:end].endswith(_NO_STATE)
+    return body[: end - len(_NO_STATE)] + codec.pack(digest) + body[end:]
 
 
 def decode(body: bytes) -> Step:

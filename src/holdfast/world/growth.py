@@ -32,7 +32,7 @@ def grown(state: Any, canonical: bytes, digest: bytes) -> frozenset[str] | None:
         return None
     fields = codec.unpack(canonical)
     tries = max(min(TRIES_MAX, TRIED_BYTES_MAX // max(len(canonical), 1)), TRIES_MIN)
-    for new in islice(_subsets(_at_default(type(state), fields)), tries):
+    for new in islice(subsets(_at_default(type(state), fields)), tries):
         if sha256(_without(fields, new)).digest() == digest:
             return new
     return None
@@ -46,12 +46,17 @@ def has_grown(state: Any, canonical: bytes, digest: bytes, new: frozenset[str]) 
     return new <= set(_at_default(type(state), fields))
 
 
+def without(canonical: bytes, new: frozenset[str]) -> bytes:
+    """The bytes of the state as they were before it had these fields."""
+    return _without(codec.unpack(canonical), new)
+
+
 def _without(fields: dict[str, Any], new: frozenset[str]) -> bytes:
     return codec.pack({name: value for name, value in fields.items() if name not in new})
 
 
-def _subsets(names: list[str]) -> Iterator[frozenset[str]]:
-    """The last ones, however many; then any few."""
+def subsets(names: list[str]) -> Iterator[frozenset[str]]:
+    """Of names, the last field first: the last ones, however many; then any few."""
     for size in range(1, len(names) + 1):
         yield frozenset(names[:size])
     for size in range(1, FIELDS_MAX + 1):

@@ -243,9 +243,11 @@ class Host:
             found = saved or (safe if careful else None) or self._storable()
             self._next_digest = sha256(found).digest()
             bodies[-1] = entry.with_state(bodies[-1], self._next_digest)
-        elif not self._is_journaled(saved):
-            self.forget()
-            return None
+        elif saved is not None:
+            saved = self._journaled(saved)
+            if saved is None:
+                self.forget()
+                return None
         return self._cycle(
             seq,
             bodies,
@@ -282,8 +284,8 @@ class Host:
         """A last snapshot to leave with, if the journal went on since the one before."""
         if not self.loaded or self.height == self._snapshot_height:
             return None
-        saved = self._freshen()
-        if not self._is_journaled(saved):
+        saved = self._journaled(self._freshen())
+        if saved is None:
             return None
         return self._cycle(self.cursor, [], [], [], saved, drained=False)
 
@@ -367,10 +369,14 @@ class Host:
         except BadState as error:
             return kernel.spoil(stepped, error), None
 
-    def _is_journaled(self, saved: bytes | None) -> bool:
-        """Whether the state is still the one that the journal tells of. It is not when something else
-        than a step has changed it, such as a thread that a reducer started."""
-        return saved is None or self._digest in (None, sha256(saved).digest())
+    def _journaled(self, saved: bytes) -> bytes | None:
+        """The bytes of the state that the journal tells of; None when something else than a step has
+        changed it, such as a thread that a reducer started. Where the digest is that of older code, they
+        are without the fields that are new since: a snapshot has the digest of its height."""
+        if self._digest in (None, sha256(saved).digest()):
+            return saved
+        assert self._digest is not None
+        return self.world.program.before_growth(self._state, saved, self._digest)
 
     def _unspoil(self, store: Store, safe: bytes | None, bodies: list[bytes]) -> bytes:
         """The state before a reducer that raised. From then on each step keeps a way back."""

@@ -20,7 +20,7 @@ from holdfast.errors import HoldfastError, Invalid, ReplayDiverged, UnknownEvent
 from holdfast.messages import Ingress, Intent
 from holdfast.world.context import Context, Frame, Vocabulary
 from holdfast.world.entry import Outcome, Step
-from holdfast.world.program import Cause, Program, cause_of
+from holdfast.world.program import Cause, Program, cause_of, code_name
 
 
 class World(NamedTuple):
@@ -87,6 +87,7 @@ def advance(
         None if failed else cx.replied,
         base,
         b"",
+        world.program.shape,
     )
     return Stepped(step, intents, failed, [] if failed else cx.addressed)
 
@@ -109,6 +110,7 @@ def give_up(
         None,
         base,
         b"",
+        world.program.shape,
     )
 
 
@@ -122,16 +124,22 @@ def repeat(
     world: World, state: Any, step: Step, *, height: int, emitted: list[Intent] | None = None
 ) -> Any:
     """Apply a journaled step again; the state after it. ReplayDiverged names the height if it does
-    not come out alike, UnknownEvent if this code does not know what was handled. `emitted` gets what
-    it wanted.
+    not come out alike, and `made_by` if other code made the entry; UnknownEvent if this code does not
+    know what was handled. `emitted` gets what it wanted.
 
     A step that was ignored, or failed, changed nothing. But a state that was written and read is
     not always the one that was written: an int in a float's place has become a float. So where
     the host went on from stored bytes (after a snapshot, after a reducer that raised), so do we.
     """
-    state = _repeat(world, state, step, height, emitted)
-    if step.state:
-        compare_state(world, state, step.state, height=height)
+    try:
+        state = _repeat(world, state, step, height, emitted)
+        if step.state:
+            compare_state(world, state, step.state, height=height)
+    except ReplayDiverged as error:
+        made_by = code_name(step.code, step.shape)
+        if made_by not in (world.program.code, world.program.version):
+            error.fields["made_by"] = made_by
+        raise
     return state
 
 
@@ -151,7 +159,7 @@ def compare_state(world: World, state: Any, digest: bytes, *, height: int) -> No
 
 def _repeat(world: World, state: Any, step: Step, height: int, emitted: list[Intent] | None) -> Any:
     if step.base == height - 1:
-        state = world.program.fresh(state)
+        state = world.program.adopted(state, step.shape)
     if step.outcome is Outcome.FAILED:
         return world.program.fresh(state)
     if step.outcome is Outcome.IGNORED or step.outcome is Outcome.UNKNOWN:

@@ -14,10 +14,15 @@ from holdfast.store import schema, tuples
 
 # In the place of a side: the world type itself is what is needed.
 WORLD = "world"
+# ... the code that made an entry, which other code repeats otherwise: its state has other fields (it is
+# waited for), or the same ones (a live worker has that code, or the world is parked).
+CODE = "code"
+REPEAT = "repeat"
 
 
 class Need(Record, frozen=True):
-    # The world type, and what it must know: `event`, `receipt` or `inbox`, and the name of that.
+    # The world type, and what it must know: `event`, `receipt` or `inbox`, and the name of that; or
+    # which code it must be.
     world: str
     side: str
     type: str
@@ -25,7 +30,12 @@ class Need(Record, frozen=True):
 
     @property
     def cause(self) -> str:
-        return f"{self.side}:{self.type}"
+        return f"{CODE if self.by_code else self.side}:{self.type}"
+
+    @property
+    def by_code(self) -> bool:
+        """Whether it is code that is needed, not the knowledge of a type."""
+        return self.side in (CODE, REPEAT)
 
 
 @lru_cache(maxsize=1024)

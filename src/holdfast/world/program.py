@@ -22,6 +22,7 @@ from holdfast.errors import HoldfastError, Invalid, ValueTooLarge
 from holdfast.messages import FABRIC_SEND, Ingress, Kind
 from holdfast.world import growth
 from holdfast.world.history import Bound
+from holdfast.world.shape import Shape
 
 Handler = Callable[[Any, Any, Any], None]
 Upcast = Callable[[dict[str, Any]], dict[str, Any]]
@@ -38,6 +39,14 @@ def cause_of(ingress: Ingress) -> tuple[Cause, int]:
     """What an ingress needs its code to know: the cause, and the version of an event."""
     side = _SIDES[ingress.kind]
     return (side, ingress.type), ingress.value[0] if side == "event" and ingress.value else 0
+
+
+_AT = "@"
+
+
+def code_name(version: str, shape: bytes | None) -> str:
+    """Code by its version and the shape of its state; by its version where the shape is not known."""
+    return f"{version}{_AT}{shape.hex()}" if shape else version
 
 
 class BadState(Invalid):
@@ -131,11 +140,13 @@ class Program:
         "_decoder",
         "_deep",
         "_new_fields",
+        "_shape",
         "events",
         "handlers",
         "history",
         "known",
         "mail_answered",
+        "shape",
         "state",
         "type",
         "version",
@@ -172,6 +183,8 @@ class Program:
         self._decoder: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(state)
         # Whether the state may hold anything, sets too.
         self._deep = _may_be_deep(state)
+        self._shape = Shape(state)
+        self.shape = self._shape.digest
         # Fields that digests of older code were found to be without.
         self._new_fields: tuple[frozenset[str], ...] = ()
 
@@ -204,15 +217,45 @@ class Program:
             raise BadState(what="state", type=self.type, why=why)
         return found
 
+    @property
+    def code(self) -> str:
+        """Which code this is, as workers declare it."""
+        return code_name(self.version, self.shape)
+
+    def has_shape_of(self, code: str) -> bool:
+        """Whether the state of other code has the fields of this one's, as far as that is known."""
+        _, at, shape = code.rpartition(_AT)
+        return not at or shape == self.shape.hex()
+
     def has_grown(self, state: Any, canonical: bytes, digest: bytes) -> bool:
         """Whether the digest is that of the state without fields that are new."""
-        if any(growth.has_grown(state, canonical, digest, new) for new in self._new_fields):
-            return True
+        return self._grown(state, canonical, digest) is not None
+
+    def before_growth(self, state: Any, canonical: bytes, digest: bytes) -> bytes | None:
+        """The bytes that the digest was made of: the state, without fields that are new. None if the
+        digest is that of another state."""
+        new = self._grown(state, canonical, digest)
+        return None if new is None else growth.without(canonical, new)
+
+    def _grown(self, state: Any, canonical: bytes, digest: bytes) -> frozenset[str] | None:
+        for new in self._new_fields:
+            if growth.has_grown(state, canonical, digest, new):
+                return new
         found = growth.grown(state, canonical, digest)
         if found is not None:
             # The next digest was made by the same code, as a rule.
             self._new_fields = (found, *self._new_fields)[:4]
-        return found is not None
+        return found
+
+    def adopted(self, state: Any, shape: bytes | None) -> Any:
+        """The state as code with a state of this shape went on with it, after it was stored and read
+        again. Fields that the other code does not have were dropped then: they are at their defaults."""
+        if not shape or shape == self.shape or self.state.__struct_config__.array_like:
+            return self.fresh(state)
+        dropped = self._shape.lacks(shape)
+        return (
+            self.load(growth.without(self.dump(state), dropped)) if dropped else self.fresh(state)
+        )
 
     def fresh(self, state: Any) -> Any:
         """The state as it is when it was stored and read again; Invalid if it cannot be."""

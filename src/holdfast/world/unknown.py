@@ -1,7 +1,9 @@
-"""Worlds that stopped before an item that their code does not know (invariant I7).
+"""Worlds that stopped before an item that their code does not know (invariant I7), or at an entry that
+their code repeats otherwise than the code that made it (J6).
 
     mark      its host knows no such type: the world waits, and is listed by what it needs
     place     a worker that knows the type has it now, or its time is over and the item is given up
+    park      the code that made an entry did not come: the world is parked with `replay_diverged`
     clear     the item is behind the cursor
     item      what became of an accepted item: it waits, is handled, is dead, or its entry was removed
 
@@ -24,12 +26,12 @@ from holdfast import codec
 from holdfast.codec import Record
 from holdfast.durable import inbox, journal
 from holdfast.durable.bounds import check_limit
-from holdfast.errors import NotFound
+from holdfast.errors import NotFound, ReplayDiverged
 from holdfast.messages import Ingress
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.world import catalog, entry
-from holdfast.world.catalog import Unknown, WorldRecord
+from holdfast.world.catalog import Blocker, Event, Unknown, WorldRecord
 from holdfast.world.entry import Outcome
 from holdfast.world.need import Need, rows, rows_of
 from holdfast.world.program import cause_of
@@ -66,19 +68,42 @@ def need_of(world: str, ingress: Ingress) -> Need:
 # -- stopping and going on -----------------------------------------------------------------------
 
 
-def mark(txn: Txn, record: WorldRecord, need: Need, seq: int, since_ns: int = 0) -> None:
-    """Stop a world before an item. Whoever hosts it gives it back in the same commit. The item waits
-    from now on, or since an earlier time that is known."""
+def mark(
+    txn: Txn,
+    record: WorldRecord,
+    need: Need,
+    seq: int,
+    since_ns: int = 0,
+    height: int = 0,
+    why: str = "",
+) -> None:
+    """Stop a world before an item. Its host gives it back in the same commit. The item waits from now
+    on, or since an earlier time that is known. `height` is the entry that other code made, and `why`
+    how this code differs there."""
     universe, world_id = record.universe, record.world_id
     was = record.unknown
-    again = was is not None and (was.seq, was.side, was.type) == (seq, need.side, need.type)
+    again = was is not None and (was.seq, was.side, was.type, was.height) == (
+        seq,
+        need.side,
+        need.type,
+        height,
+    )
     if was is not None and again:
         since_ns = was.since_ns
     else:
         since_ns = min(since_ns or txn.now_ns, txn.now_ns)
     assigned = catalog.assignment(txn, universe, world_id)
     priority = 0 if assigned is None else assigned.priority
-    stopped = Unknown(need.side, need.type, need.version, seq, since_ns, priority=priority)
+    stopped = Unknown(
+        need.side,
+        need.type,
+        need.version,
+        seq,
+        since_ns,
+        priority=priority,
+        height=height,
+        why=why,
+    )
     if record.stopped:
         _unlist(txn, record)
     catalog.save(txn, replace(record, unknown=stopped))
@@ -101,6 +126,15 @@ def place(txn: Txn, record: WorldRecord, worker: str, reason: str, *, give_up: b
         catalog.hint(txn, record.universe, record.world_id)
     else:
         catalog.assign(txn, record.universe, record.world_id, worker, unknown.priority, reason)
+
+
+def park(txn: Txn, record: WorldRecord) -> None:
+    """Park a stopped world: the code that made an entry did not come, and other code differs there."""
+    unknown = record.unknown
+    if unknown is None or not unknown.waits or not unknown.by_code:
+        return
+    blocker = Blocker(ReplayDiverged.code, unknown.why, unknown.height)
+    catalog.change(txn, record.universe, record.world_id, Event.PARK, blocker)
 
 
 def clear(txn: Txn, universe: str, world_id: str) -> None:
@@ -174,7 +208,8 @@ def item(txn: Txn, universe: str, world_id: str, seq: int) -> Item:
     cursor = inbox.cursor(txn, subject)
     for _ in range(REDRIVES_MAX):
         if seq > cursor:
-            blocked = record.unknown.type if record.unknown and record.stopped else ""
+            need = record.unknown.need(record.type) if record.unknown and record.stopped else None
+            blocked = "" if need is None else need.cause if need.by_code else need.type
             return Item("waiting", seq, blocked)
         found = given_up(txn, universe, world_id, seq)
         if found is None:
