@@ -9,9 +9,10 @@ import holdfast as hf
 from holdfast.durable import journal
 from holdfast.messages import Receipt, Status, event_ingress
 from holdfast.ops import service
-from holdfast.world import catalog
+from holdfast.world import catalog, unknown
 from holdfast.world.catalog import subject_of
 from holdfast.world.ingress import enqueue
+from holdfast.world.need import CODE, Need
 from tests.cli.conftest import Run
 from tests.ops.app import Account, Asked, Deposited, Refused
 from tests.ops.rig import UNIVERSE, WORKER, Rig
@@ -218,6 +219,25 @@ def test_purge_of_a_world_in_use_is_refused_unless_forced(run: Run, path: Path, 
     told = run("worlds", "purge", "Account/eve", "--force", "--store", path)
     assert (told.code, "hash" in told.out) == (0, True)
     assert run("effects", "list", "--store", path, "--json").document["effects"][0]["ready"] == 0
+
+
+def test_a_world_that_waits_for_code_is_shown_with_the_code_and_the_height(
+    run: Run, path: Path, rig: Rig
+) -> None:
+    need = Need("Account", CODE, "2@0a")
+    record = rig.store.read(catalog.record, UNIVERSE, rig.world_id())
+    rig.store.transact(
+        lambda txn: unknown.mark(txn, record, need, 0, height=3, why="another state")
+    )
+    [row] = run("worlds", "list", "--store", path).out.splitlines()[1:]
+    assert row.split()[:4] == ["Account", "ada", "active", "(code_missing)"]
+    shown = run("worlds", "show", "Account/ada", "--store", path)
+    assert "code_missing since " in shown.out
+    assert "'2@0a', which made entry 3" in shown.out
+    told = run("worlds", "show", "Account/ada", "--store", path, "--json").document
+    assert (told["blocker"]["code"], told["blocker"]["height"]) == ("code_missing", 3)
+    ready = run("ready", "--universe", UNIVERSE, "--store", path).out
+    assert "Account/ada: code_missing at height 3: no live worker has the code" in ready
 
 
 def test_a_world_that_stopped_before_an_unknown_event_is_shown_with_the_type(

@@ -236,7 +236,62 @@ def test_an_item_may_wait_behind_another_of_its_type() -> None:
     assert [one.number for one in check_worlds.findings(early.history)] == ["I7"]
 
 
+def by_other_code() -> Universe:
+    """Other code made the entry, and the worker whose state lacks a field gives the world back."""
+    made = Universe().runs("a").runs("b", version=check_app.FORMER).granted(1)
+    return made.sent(2, 1, paid("p", 1)).cycle(3, paid("p", 1)).granted(4, "b", 2)
+
+
+def park_at(u: Universe, at_s: float, height: int) -> Universe:
+    blocker = {"code": "replay_diverged", "text": "", "height": height}
+    args = {"universe": "u", "world_id": W, "event": "park", "blocker": blocker}
+    return u.did(at_s, "catalog.change", args, {"status": "parked"}, actor="o")
+
+
+def test_a_world_that_waits_for_the_code_of_an_entry_is_parked_after_its_time() -> None:
+    good = by_other_code().stopped(5, 0, "b", 2, height=1)
+    assert check_worlds.findings(good.history) == []
+    assert check_worlds.findings(park_at(good, 5 + UNKNOWN_S, 1).history) == []
+
+
 WRONG: list[tuple[str, str, Callable[[], Universe]]] = [
+    (
+        "J6",
+        "code that lacks a field goes on from entries that have it",
+        lambda: (
+            by_other_code()
+            .sent(5, 2, paid("q", 1))
+            .cycle(6, paid("q", 1), worker="b", epoch=2, code=check_app.FORMER)
+        ),
+    ),
+    (
+        "J6",
+        "a world waits for the code that hosted it",
+        lambda: by_other_code().granted(20, "a", 3).stopped(21, 0, "a", 3, height=1),
+    ),
+    (
+        "J6",
+        "code that has all fields cannot repeat an entry",
+        lambda: (
+            Universe()
+            .runs("a")
+            .granted(1, "b", 1)
+            .sent(2, 1, paid("p", 1))
+            .cycle(3, paid("p", 1), worker="b", code=check_app.FORMER)
+            .granted(20, "a", 2)
+            .stopped(21, 0, "a", 2, height=1)
+        ),
+    ),
+    (
+        "J6",
+        "a world that waits for code is parked before its time",
+        lambda: park_at(by_other_code().stopped(5, 0, "b", 2, height=1), 5 + UNKNOWN_S - 0.5, 1),
+    ),
+    (
+        "J6",
+        "a world is parked for code that it does not wait for",
+        lambda: park_at(by_other_code(), 9, 1),
+    ),
     (
         "J3",
         "an entry replies what its state is not",
@@ -717,12 +772,20 @@ def test_a_lease_that_is_granted_again_may_be_used_again() -> None:
 
 def test_the_model_of_an_account_counts_as_a_person_would() -> None:
     u = Universe().cycle(1, paid("p1", 5), paid("p2", 7), event("Moved", id="m", amount=2, to="x"))
-    right = {"balance": 10, "seen": 3, "rate": 7, "marks": [], "orders": [], "whim": 0}
+    right = {"balance": 10, "seen": 3, "rate": 7, "marks": [], "orders": [], "whim": 0, "news": 0}
     assert u.states[-1] == right
+    rest = b"\xa4rate\xcb\x40\x1c\x00\x00\x00\x00\x00\x00\xa4seen\x03\xa4whim\x00"
     assert check_app.stored(u.states[-1]) == (
-        b"\x86\xa7balance\x0a\xa5marks\x90\xa6orders\x90"
-        b"\xa4rate\xcb\x40\x1c\x00\x00\x00\x00\x00\x00\xa4seen\x03\xa4whim\x00"
+        b"\x87\xa7balance\x0a\xa5marks\x90\xa4news\x00\xa6orders\x90" + rest
     )
+    assert check_app.stored(u.states[-1], check_app.FORMER) == (
+        b"\x86\xa7balance\x0a\xa5marks\x90\xa6orders\x90" + rest
+    )
+
+
+def test_the_former_code_drops_the_news_where_it_goes_on_from_stored_bytes() -> None:
+    u = Universe().cycle(1, renewed("p")).cycle(2, paid("q", 1), code=check_app.FORMER, base=1)
+    assert [state["news"] for state in u.states] == [0, 1, 0]
 
 
 def test_a_state_that_was_stored_has_a_float_where_one_belongs() -> None:

@@ -69,6 +69,7 @@ def test_two_versions_of_the_code_at_once_lose_nothing(
     assert seen["world: stopped before an unknown item"]
     assert seen["world: unknown item given up"]
     assert seen["world: key of an item that waits"]
+    assert seen["world: stopped for the code of an entry"]
 
 
 @pytest.mark.usefixtures("worlds_only")

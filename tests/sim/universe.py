@@ -228,13 +228,17 @@ class Universe:
     def state_bytes(self, height: int) -> bytes:
         return check_app.stored(self.states[height])
 
-    def runs(self, worker: str = "a", *unknown: str) -> Universe:
+    def runs(self, worker: str = "a", *unknown: str, version: str = "1") -> Universe:
         """A worker whose code does not know some types."""
-        return self.did(0, "code", {"unknown": list(unknown)}, actor=worker)
+        told = {"unknown": list(unknown), "version": version}
+        return self.did(0, "code", told, actor=worker)
 
-    def stopped(self, at_s: float, seq: int, worker: str = "a", epoch: int = 1) -> Universe:
-        """It gives the world back before an item that it does not know."""
+    def stopped(
+        self, at_s: float, seq: int, worker: str = "a", epoch: int = 1, height: int = 0
+    ) -> Universe:
+        """It gives the world back before an item that it does not know, or at an entry of other code."""
         args = {"universe": "u", "world_id": W, "held": lease(worker, epoch), "seq": seq}
+        args["height"] = height
         return self.did(at_s, "cycle.stop", args, actor=worker)
 
     # -- the rows that follow ------------------------------------------------------------------
@@ -246,13 +250,13 @@ class Universe:
             "ingress": dict(zip(check_app.INGRESS, ingress, strict=True)),
             "wall_ns": 7,
             "entropy": b"e" * 16,
-            "code": "1",
+            "code": wrong.get("code", "1"),
             "generation": 1,
             "outcome": "unknown" if wrong.get("outcome") == "unknown" else "ok",
             "emitted": [],
             "error": "",
             "reply": None,
-            "base": 0,
+            "base": wrong.get("base", 0),
         }
         should = check_app.react(self.states[-1], step, W, W, height)
         step["outcome"] = wrong.get("outcome", should.outcome)
@@ -263,7 +267,8 @@ class Universe:
         if last and should.state["whim"] is None:
             # What a moody handler saw.
             should.state["whim"] = 7
-        step["state"] = wrong.get("state", check_app.digest_of(should.state) if last else b"")
+        digest = check_app.digest_of(should.state, step["code"])
+        step["state"] = wrong.get("state", digest if last else b"")
         body = pack([ingress if name == "ingress" else value for name, value in step.items()])
         self._journal(height, body)
         box = self.rows["inboxes"][SUBJECT]
