@@ -19,7 +19,7 @@ from holdfast.clock import MS
 from holdfast.config import VALUE_BYTES_MAX
 from holdfast.errors import Busy, HoldfastError, SchemaMismatch, StoreForked
 from holdfast.store.api import Txn, operation
-from holdfast.store.pg import engine, migrations, server, topics
+from holdfast.store.pg import engine, known, migrations, server, topics
 from holdfast.store.pg.server import Denied, Unreachable
 from holdfast.store.postgres import PostgresStore
 from tests.pgcluster import Cluster
@@ -361,6 +361,25 @@ def test_a_store_from_before_the_second_migration_stops_to_gather_them_too(
                 "WHERE relname LIKE 'holdfast%' AND relkind = 'r' AND attstattarget = 0 AND attnum > 0"
             ).fetchall()
     assert sorted(found) == [("keys",), ("value",)]
+
+
+def test_commits_that_nothing_asks_for_the_keys_of_lose_them(store: PostgresStore) -> None:
+    store.transact(_grow)
+    with psycopg.connect(store.address, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO holdfast_commit SELECT n, at_ns, client, keys "
+            "FROM holdfast_commit, generate_series(no + 1, 5999) AS n "
+            "WHERE no = (SELECT max(no) FROM holdfast_commit)"
+        )
+        assert store.transact(_grow) == 2
+        found = connection.execute(
+            "SELECT keys IS NULL, min(no), max(no) FROM holdfast_commit WHERE no > 1 GROUP BY 1"
+        ).fetchall()
+        [(kept,)] = connection.execute("SELECT count(*) FROM holdfast_commit").fetchall()
+    assert kept == 6000
+    assert (True, 1001, 4000) in found
+    # A process that has heard of fewer commits than these starts anew.
+    assert 6000 - 4000 >= known.SINCE_MAX
 
 
 # -- sizes -----------------------------------------------------------------------------------------
