@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import types
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from holdfast.spark import Stage
+from holdfast.spark import Stage, Tls
 
 PLACES = "host string, python string, directory string, pid long"
 
@@ -39,9 +40,16 @@ def where(row: Any, call: Any) -> dict[str, Any]:
 
 
 def run_stage(
-    spark: SparkSession, name: str, rows: int = 20, output: str | None = None, **options: Any
+    spark: SparkSession,
+    name: str,
+    rows: int = 20,
+    output: str | None = None,
+    tls: str = "",
+    **options: Any,
 ) -> dict[str, Any]:
     """A run of a stage whose rows say where they were called; its store is on the driver's disk."""
+    if tls:
+        options["tls"] = Tls(f"{tls}/ledger.crt", f"{tls}/ledger.key", f"{tls}/ca.crt")
     stage = Stage(
         name, where, key="id", schema="host string", store="/var/work/store",
         flush_rows=1, progress="quiet", **options,
@@ -54,6 +62,35 @@ def run_stage(
         "ids": [row.id for row in found],
         "counts": counts,
     }
+
+
+def run_missing_module(spark: SparkSession, name: str, inside: bool) -> None:
+    """A stage whose function uses a module that only the driver's process has."""
+    gone = types.ModuleType("module_of_the_driver")
+    exec("def work(row):\n    return {'host': 'x'}\n", gone.__dict__)
+    sys.modules[gone.__name__] = gone
+    fn = imports_inside if inside else gone.__dict__["work"]
+    stage = Stage(
+        name, fn, key="id", schema="host string", store="/var/work/store", progress="quiet"
+    )
+    try:
+        stage.run(spark.range(20))
+    finally:
+        del sys.modules[gone.__name__]
+
+
+def imports_inside(row: Any) -> dict[str, Any]:
+    import module_that_is_nowhere
+
+    return {"host": module_that_is_nowhere.__name__}
+
+
+def status_of(spark: SparkSession, name: str) -> list[Any]:
+    """The run of a name as it stands: its status and its calls."""
+    from holdfast.spark import Run
+
+    with Run.of(name, spark, "/var/work/store") as run:
+        return [run.status, run.progress().calls]
 
 
 def exists(spark: SparkSession, path: str) -> bool:

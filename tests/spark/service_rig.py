@@ -234,7 +234,7 @@ class Serving:
 
     def fill(self, rows: int, blocks: int = 1) -> int:
         """Give it an input of `rows` rows in so many blocks, and seal it."""
-        line = Blocks(self.keeper.address)()
+        line = Blocks(self.keeper.own_address)()
         bounds = [rows * i // blocks for i in range(blocks + 1)]
         put = [
             (line.put_block(stream_of(table(lo, hi))), hi - lo)

@@ -44,6 +44,7 @@ from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.spark.stage import REMAP, _open
 from holdfast.store import open as open_store
+from tests.processes import TIMEOUT_S
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -672,7 +673,7 @@ def until_held_up(place: Place) -> None:
     """Wait until a call of the function above is stuck; there are others before it."""
     pipe = os.open(place.path / "busy", os.O_RDWR)
     try:
-        assert select.select([pipe], [], [], 60)[0], "no call came that far"
+        assert select.select([pipe], [], [], 2 * TIMEOUT_S)[0], "no call came that far"
     finally:
         os.close(pipe)
 

@@ -13,7 +13,13 @@ from pyspark.sql import Row, SparkSession
 from pyspark.sql import functions as F
 
 from holdfast.spark import Call, Skip
-from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged
+from holdfast.spark.errors import (
+    InputChanged,
+    JobCancelled,
+    NotAStage,
+    RunCancelled,
+    RunChanged,
+)
 from holdfast.spark.keys import KeyDuplicate, KeyMissing
 from holdfast.spark.sinks.parquet import read_parts
 from tests.spark.test_stage import Place, Thread, double, held_up, settled, until_held_up
@@ -99,3 +105,18 @@ def test_bad_input_is_refused(connected: SparkSession, place: Place) -> None:
         place.stage(double).run(twice)
     with pytest.raises(NotAStage):
         place.stage(double, schema="y nonsense").run(connected.range(3))
+
+
+def test_an_interrupted_operation_ends_the_drive_and_the_run_resumes(
+    connected: SparkSession, place: Place
+) -> None:
+    stage = place.stage(held_up(place), flush_rows=1)
+    df = connected.range(0, 50, 1, 2)
+    thread = Thread(lambda: stage.run(df, output=place.output))
+    until_held_up(place)
+    connected.interruptAll()
+    thread.join(60)
+    assert isinstance(thread.error, JobCancelled)
+    (place.path / "go").touch()
+    with stage.run(df, output=place.output) as run:
+        assert run.output().count() == 50

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.spark.outcome import Call, Fail, Retry, Skip
     from holdfast.spark.run import Run
     from holdfast.spark.stage import Stage
+    from holdfast.spark.tls import Tls
 
 _HOMES = {
     "Call": "outcome",
@@ -29,10 +30,11 @@ _HOMES = {
     "Run": "run",
     "Skip": "outcome",
     "Stage": "stage",
+    "Tls": "tls",
     "transient": "error_classes",
 }
 
-__all__ = ["Call", "Fail", "Retry", "Run", "Skip", "Stage", "session", "transient"]
+__all__ = ["Call", "Fail", "Retry", "Run", "Skip", "Stage", "Tls", "session", "transient"]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,13 +17,14 @@ import signal
 import struct
 import sys
 import threading
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import Any, BinaryIO
 
 import msgspec
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
-from holdfast.spark import code
+from holdfast.spark import code, wire
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine, HungCall
@@ -42,6 +43,12 @@ class Verdict(msgspec.Struct, frozen=True):
     steps: int
     error: str = ""
     code: str = ""
+    # The same error as it travels.
+    told: list[Any] = []
+
+    @classmethod
+    def failed(cls, error: HoldfastError, steps: int = 0) -> Verdict:
+        return cls("failed", steps, str(error), error.code, wire.refused(error).error)
 
 
 def main() -> None:
@@ -72,7 +79,9 @@ def _do(duty: Duty, function: bytes, orphaned: threading.Event) -> Verdict:
     try:
         fn, retry_on = code.load(function)
     except code.NotLoadable as error:
-        return Verdict("failed", 0, str(error), error.code)
+        return Verdict.failed(error)
+    if duty.probe:
+        return _probed(duty, fn)
     from pyspark.sql.types import StructType  # after the function's own imports
 
     encoder = Encoder(StructType.fromJson(msgspec.json.decode(duty.schema)))
@@ -85,7 +94,17 @@ def _do(duty: Duty, function: bytes, orphaned: threading.Event) -> Verdict:
             print(f"holdfast: {error}; leaving", file=sys.stderr, flush=True)
             os._exit(EXIT_HUNG)
         except HoldfastError as error:
-            return Verdict("failed", engine.steps, str(error), error.code)
+            return Verdict.failed(error, engine.steps)
+
+
+def _probed(duty: Duty, fn: Callable[..., Any]) -> Verdict:
+    from holdfast.spark.probe import in_child  # once a run
+
+    try:
+        in_child(duty, fn)
+    except HoldfastError as error:
+        return Verdict.failed(error)
+    return Verdict("probed", 0)
 
 
 def _read(

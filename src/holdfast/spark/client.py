@@ -29,10 +29,20 @@ class ServiceLost(Busy):
     hint = "the ledger service cannot be reached; run the stage again, it resumes"
 
 
+class LedgerUnreachable(ServiceLost):
+    """It was never reached from here: to run the stage again would not help."""
+
+    code = "ledger_unreachable"
+    hint = "executors must reach that host and port: see ledger_host=, bind=, ledger_port= of Stage"
+
+
 class Address(msgspec.Struct, frozen=True):
     host: str
     port: int
     token: str
+    # With TLS: the authority's certificate, and the name that the service's is for.
+    ca: str = ""
+    name: str = ""
 
 
 class Client:
@@ -66,9 +76,16 @@ class Client:
                 except (OSError, EOFError) as error:
                     self._hang_up()
                     if self._closed or SYSTEM.mono_ns() >= patient_until:
-                        where = f"{self.address.host}:{self.address.port}"
-                        raise ServiceLost(address=where, why=str(error)) from None
+                        raise self._lost(error) from None
                     SYSTEM.sleep(RETRY_S)
+
+    def _lost(self, error: Exception) -> ServiceLost:
+        host, port = self.address.host, self.address.port
+        if self.welcome is None and not self._closed:
+            return LedgerUnreachable(
+                host=host, port=port, executor=socket.gethostname(), why=str(error)
+            )
+        return ServiceLost(address=f"{host}:{port}", why=str(error))
 
     def wait_for(self, answer_s: float | None) -> None:
         """How long answers may take from now on."""
@@ -95,6 +112,10 @@ class Client:
     def _connect(self) -> socket.socket:
         line = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_S)
         try:
+            if self.address.ca:
+                from holdfast.spark import tls  # rarely needed
+
+                line = tls.connect(line, self.address.ca, self.address.name or self.address.host)
             line.settimeout(self.answer_s)
             wire.tune(line)
             wire.send(line, wire.Hello(self.address.token, self.owner))

@@ -10,6 +10,8 @@ no registry to look it up in.
 
 from __future__ import annotations
 
+import dis
+import importlib.util
 import io
 import os
 import sys
@@ -22,6 +24,25 @@ from pyspark.core.broadcast import Broadcast
 
 from holdfast.errors import Invalid
 from holdfast.spark.error_classes import Rule
+
+# Steps of the interpreter before and between the imports at the head of a function.
+_BEFORE_CALLS = frozenset(
+    [
+        "CACHE",
+        "COPY_FREE_VARS",
+        "IMPORT_FROM",
+        "LOAD_CONST",
+        "LOAD_SMALL_INT",
+        "MAKE_CELL",
+        "NOP",
+        "POP_TOP",
+        "RESUME",
+        "RETURN_GENERATOR",
+        "STORE_DEREF",
+        "STORE_FAST",
+        "SWAP",
+    ]
+)
 
 
 class NotPicklable(Invalid):
@@ -61,8 +82,36 @@ def load(data: bytes) -> tuple[Callable[..., Any], tuple[Rule, ...]]:
     try:
         fn, retry_on = cloudpickle.loads(function)
     except Exception as error:
-        raise NotLoadable(why=f"{type(error).__name__}: {error}") from error
+        module = {"module": error.name} if isinstance(error, ModuleNotFoundError) else {}
+        raise NotLoadable(why=f"{type(error).__name__}: {error}", **module) from error
     return fn, retry_on
+
+
+def missing_import(fn: Any) -> str:
+    """A module that the function imports before it does anything else, and that is not installed; or "".
+
+    Later imports may depend on what happens before them: a row that meets one fails with its error.
+    """
+    body = getattr(fn, "__code__", None) or getattr(type(fn).__call__, "__code__", None)
+    if body is None:
+        return ""
+    level: Any = None
+    for step in dis.get_instructions(body):
+        if step.opname == "IMPORT_NAME":
+            if level == 0 and not _installed(step.argval.partition(".")[0]):
+                return str(step.argval)
+        elif step.opname not in _BEFORE_CALLS:
+            return ""
+        elif isinstance(step.argval, int):
+            level = step.argval
+    return ""
+
+
+def _installed(module: str) -> bool:
+    try:
+        return module in sys.modules or importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):
+        return False
 
 
 def look_in(paths: list[str]) -> None:

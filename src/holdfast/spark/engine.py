@@ -59,6 +59,10 @@ RESULT_BYTES_MAX = 64 * 1024 * 1024
 LATENCY_BUCKETS = 32
 
 
+# How a duty ends: the run is over; it stops; the time of the task is up.
+ENDED = ("over", "stop", "turn")
+
+
 class Duty(msgspec.Struct, frozen=True):
     """What a child is to do: which run, which rows, how many at once."""
 
@@ -76,6 +80,10 @@ class Duty(msgspec.Struct, frozen=True):
     deaths: int = 0
     # Where the worker of Spark finds modules: what was shipped with addPyFile, for one.
     paths: list[str] = []
+    # Only load the function and reach the ledger; no row is asked for.
+    probe: bool = False
+    # After so long nothing more is begun, and the task gives its slot back. 0: at the end of the run.
+    turn_s: float = 0.0
 
 
 class HungCall(Exception):
@@ -119,17 +127,20 @@ class Engine:
         self._sent: list[tuple[Held, int]] = []
 
     def run(self) -> str:
-        """Until nothing is left to do here; why it ended: over or stop."""
+        """Until nothing is left to do here; why it ended: over, stop or turn."""
         welcome = self.client.connect()
         beat_ns = welcome.lease_ns // 3
+        turn_ns = SYSTEM.mono_ns() + int(self.duty.turn_s * 1e9) if self.duty.turn_s else 0
         try:
             while True:
                 if self._orphaned.is_set() and self._drained():
                     return "stop"
+                if turn_ns and self._state not in ("over", "stop") and SYSTEM.mono_ns() >= turn_ns:
+                    self._stop("turn")
                 self._feed()
                 if not self._line.busy:
                     self._say(beat_ns)
-                if not self._held and not self._line.busy and self._state in ("over", "stop"):
+                if not self._held and not self._line.busy and self._state in ENDED:
                     return self._state
                 self._hear(min(self._pause_s(beat_ns), PAUSE_S_MAX))
                 self._check_hung()
@@ -143,9 +154,9 @@ class Engine:
         self._pool.draining = True
         return not (self._pool.running or self._unreported() or self._line.busy)
 
-    def _stop(self) -> None:
+    def _stop(self, state: str = "stop") -> None:
         """Begin nothing more. What is begun ends and is told; the rest is no longer ours."""
-        self._state = "stop"
+        self._state = state
         for held in self._held:
             _cut(held)
 
@@ -289,7 +300,7 @@ class Engine:
         )
 
     def _wants_claim(self, now_ns: int, waiting: int) -> wire.Claim | None:
-        if self._state in ("over", "stop") or self._hung:
+        if self._state in ENDED or self._hung:
             return None
         # The empty-handed ask at once: they are made to wait where rows come free.
         if self._held and now_ns < self._claim_again_ns:

@@ -4,8 +4,13 @@ Invalid
 ├── RunChanged       the name has a run of other settings: use another name, or fresh=True
 ├── InputChanged     ... of other input
 ├── RunCancelled     the run of this name was cancelled: fresh=True begins a new one
+├── OutputNotShared  executors do not see the output's directory; no call was made
+├── ExecutorUnfit    an executor cannot run the stage; no call was made
+│   ├── PythonDiffers      its Python is of another minor version than the driver's
+│   └── HoldfastDiffers    it has no holdfast, or another version
 └── NotAStage        an argument of Stage is no good
 StoreError
+├── JobCancelled     somebody ended the Spark job, in the UI for one; the run is open
 ├── RunHalted        the ledger saw an illegal move: a bug; the run is kept for a look
 ├── OutputUnreadable this Spark has no file system for the output; its rows are there
 ├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
@@ -34,6 +39,31 @@ class InputChanged(Invalid):
 class RunCancelled(Invalid):
     code = "run_cancelled"
     hint = "its outcomes are kept: Run.of(name, spark, store); fresh=True begins a new run, in a new output"
+
+
+class OutputNotShared(Invalid):
+    code = "output_not_shared"
+    hint = "no call was made; use a mount that every executor has, or the URL of an object store"
+
+
+class ExecutorUnfit(Invalid):
+    code = "executor_unfit"
+    hint = "no call was made; mend the executor's set-up and run the stage again"
+
+
+class PythonDiffers(ExecutorUnfit):
+    code = "python_differs"
+    hint = "no call was made; point PYSPARK_PYTHON to the same minor version everywhere"
+
+
+class HoldfastDiffers(ExecutorUnfit):
+    code = "holdfast_differs"
+    hint = "no call was made; install the driver's version of holdfast[spark] on every executor"
+
+
+class JobCancelled(StoreError):
+    code = "job_cancelled"
+    hint = "the run is open and nothing was started again: run the stage again, it resumes"
 
 
 class RunHalted(StoreError):

@@ -16,6 +16,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Tasks of a dynamic run where Spark sets no bound for executors, and at most.
+DYNAMIC_TASKS = 256
+DYNAMIC_TASKS_MAX = 4096
+POOL = "spark.scheduler.pool"
+# How Spark names it: classic, and over Connect.
+CANCELLATIONS = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED", "OPERATION_CANCELLED")
+
 
 def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
@@ -29,6 +36,15 @@ def parallelism(spark: SparkSession) -> int:
 
     parts = spark.range(1 << 16).select(functions.spark_partition_id().alias("p")).distinct()
     return max(int(parts.count()), 1)
+
+
+def dynamic_tasks(spark: SparkSession) -> int:
+    """Tasks of a run that is to use every executor that dynamic allocation may bring."""
+    executors = spark.conf.get("spark.dynamicAllocation.maxExecutors", None)
+    cores = int(str(spark.conf.get("spark.executor.cores", "1")))
+    cpus = int(str(spark.conf.get("spark.task.cpus", "1")))
+    wanted = int(str(executors)) * max(cores // cpus, 1) if executors else DYNAMIC_TASKS
+    return max(min(wanted, DYNAMIC_TASKS_MAX), 2 * parallelism(spark))
 
 
 def ui_link(spark: SparkSession) -> str:
@@ -64,7 +80,10 @@ class Job:
         self.tag = tag.replace(",", ";")  # which Spark forbids in a tag
         self.error: Exception | None = None
         self.result: Any = None
+        self._ours = False  # whether the end was asked for here
         self._action = action
+        # Of the calling thread, as Spark has it for the jobs that a thread starts itself.
+        self._pool = None if is_connect(spark) else spark.sparkContext.getLocalProperty(POOL)
         self._thread = threading.Thread(target=self._run, name=tag, daemon=True)
         self._thread.start()
 
@@ -76,7 +95,13 @@ class Job:
         self._thread.join(timeout_s)
         return self.ended
 
+    @property
+    def killed(self) -> bool:
+        """Whether somebody else cancelled it: in the web UI, with `cancelAllJobs`, over Connect."""
+        return self.error is not None and not self._ours and is_cancellation(self.error)
+
     def cancel(self) -> None:
+        self._ours = True
         if is_connect(self.spark):
             self.spark.interruptTag(self.tag)
         else:
@@ -96,6 +121,13 @@ class Job:
         else:
             self.spark.sparkContext.addJobTag(self.tag)
             self.spark.sparkContext.setJobDescription(self.tag)
+            if self._pool:
+                self.spark.sparkContext.setLocalProperty(POOL, self._pool)
+
+
+def is_cancellation(error: Exception) -> bool:
+    text = str(error)
+    return any(word in text for word in CANCELLATIONS)
 
 
 def reason(error: Exception) -> str:

@@ -36,6 +36,8 @@ PATIENCE_NS = 30_000_000_000
 LOOK_S = 0.2
 ANSWER_S = 20.0
 WATCH_S = 0.5
+# Where a service that listens everywhere is reached from its own machine.
+ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 
 
 class Keeper:
@@ -54,7 +56,15 @@ class Keeper:
 
     @property
     def address(self) -> Address:
-        return Address(self.charge.host, self.charge.port, self.charge.token)
+        """Where executors reach the service."""
+        return Address(self.charge.host, self.charge.port, self.charge.token, self.charge.ca)
+
+    @property
+    def own_address(self) -> Address:
+        """Where this machine does: the advertised host may be known to others only."""
+        listens = self.charge.bind or self.charge.host
+        near = ANY.get(listens, listens)
+        return replace(self.address, host=near, name=self.charge.host)
 
     @property
     def run_id(self) -> str:
@@ -179,7 +189,7 @@ class Keeper:
             raise from_wire(ready.error)
         self._process = process
         self.charge = replace(charge, port=ready.port)
-        self._client = Client(self.address, "driver", patience_s=LOOK_S)
+        self._client = Client(self.own_address, "driver", patience_s=LOOK_S)
 
 
 def warm() -> None:

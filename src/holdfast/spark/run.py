@@ -14,6 +14,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pyarrow as pa
 
 from holdfast import codec
@@ -23,11 +24,12 @@ from holdfast.ledger import runs
 from holdfast.ledger.failures import failed as failed_rows
 from holdfast.ledger.log import load
 from holdfast.ledger.states import State
-from holdfast.spark import jobs, wire
+from holdfast.spark import jobs, probe, wire
 from holdfast.spark.again import chain, failed_blocks
 from holdfast.spark.client import Blocks
 from holdfast.spark.engine import Duty
 from holdfast.spark.errors import (
+    JobCancelled,
     OutputUnreadable,
     RowsFailed,
     RunCancelled,
@@ -55,8 +57,18 @@ POLL_S = 0.03
 BARREN_JOBS_MAX = 3
 # Tasks that have nothing left to do are given this long to say so.
 END_S = 10.0
+# Of a dynamic run there may be hundreds that have not begun.
+TURN_END_S = 1.0
 SAMPLE_ROWS = 20
 _NO_FILESYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class .*FileSystem")
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """What is run: the result's schema, the function, and the function as it travels."""
+
+    schema: Any  # StructType
+    fn: Callable[..., Any]
+    function: bytes
 
 
 class Drive:
@@ -92,6 +104,31 @@ class Drive:
         assert found is not None
         return found
 
+    def probe(self, duty: Duty, prepared: Prepared, tasks: int) -> None:
+        """Have the executors looked at, before anything is read or called."""
+        if not probe.needs_job(self.spark):
+            probe.check_here(prepared.fn)
+            return
+        with probe.marker(self.record().sink) as marker:
+            job = self._job = jobs.Job(
+                self.spark,
+                f"{self.tag}:probe",
+                lambda: probe.collect(self.spark, duty, prepared.function, marker, tasks),
+            )
+            while not job.join(POLL_S):
+                self.keeper.ask(wire.Status())
+        if job.killed:
+            raise self._cancelled(job)
+        if job.error is not None:
+            raise probe.of_spark(self.name, job.error) from job.error
+        refusal = probe.refusal(job.result)
+        if refusal is not None:
+            raise refusal
+
+    def _cancelled(self, job: jobs.Job) -> JobCancelled:
+        assert job.error is not None
+        return JobCancelled(name=self.name, job=job.tag, why=jobs.reason(job.error))
+
     def take_in(self, df: DataFrame, key: list[str]) -> None:
         """The input, if the run has none yet."""
         if self.record().status is not runs.Status.INGESTING:
@@ -125,6 +162,8 @@ class Drive:
             # Asking brings a service back that died: tasks wait for it.
             stand: wire.Stand = self.keeper.ask(wire.Status())
             self.bar.ingesting(stand.taken_bytes, sorting=sort)
+        if job.killed:
+            raise self._cancelled(job)
         if job.error is not None:
             raise job.error
         taken: Ingested = job.result
@@ -136,7 +175,7 @@ class Drive:
 
     def take_failed(self, old: runs.RunRecord) -> None:
         """The rows that failed in an older run, as the input of this one."""
-        line = Blocks(self.keeper.address)()
+        line = Blocks(self.keeper.own_address)()
         try:
             blocks = [(line.put_block(data), rows) for data, rows in failed_blocks(self.store, old)]
         finally:
@@ -154,14 +193,18 @@ class Drive:
             if stand.over:
                 break
             assert self._job is not None
-            barren = barren + 1 if stand.position == position else 0
+            if self._job.killed:
+                raise self._cancelled(self._job)
+            # A job whose tasks gave their slots back is followed by another.
+            stuck = stand.position == position and not self._gave_back()
+            barren = barren + 1 if stuck else 0
             position = stand.position
             if barren >= BARREN_JOBS_MAX:
                 error = self._job.error
                 why = jobs.reason(error) if error else "tasks end and rows are left"
                 raise RunFailed(name=self.name, why=why) from error
         assert self._job is not None
-        if not self._job.join(END_S):
+        if not self._job.join(TURN_END_S if duty.turn_s else END_S):
             self._job.cancel()
         if stand.status == runs.Status.CANCELLED.value:
             raise RunCancelled(name=self.name, run_id=duty.run_id)
@@ -174,6 +217,11 @@ class Drive:
             error = self._job.error
             why = jobs.reason(error) if error else "the work ended and rows are left"
             raise RunFailed(name=self.name, why=why) from error
+
+    def _gave_back(self) -> bool:
+        """Whether tasks of the last job ended because their time was up."""
+        assert self._job is not None
+        return any(row.state == "turn" for row in self._job.result or [])
 
     def _start(self, body: Pull, tasks: int) -> jobs.Job:
         from pyspark.sql.types import LongType, StringType, StructField, StructType

@@ -21,6 +21,7 @@ import resource
 import select
 import signal
 import socket
+import ssl
 import sys
 import threading
 from typing import Any, BinaryIO
@@ -42,7 +43,7 @@ from holdfast.errors import (
 from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog, open_run
-from holdfast.spark import wire
+from holdfast.spark import tls, wire
 from holdfast.spark.commit import Committer
 from holdfast.spark.desk import Desk
 from holdfast.spark.journal import limber_up
@@ -99,6 +100,12 @@ class Charge(msgspec.Struct, frozen=True):
     file_bytes: int = FILE_BYTES
     # By URL: credentials of outputs. They are told to this process, and kept nowhere.
     storage_options: dict[str, dict[str, str]] = {}
+    # Where to listen, when that is not the host that executors are told.
+    bind: str = ""
+    # With TLS: files of the service's certificate and key, and the authority's certificate.
+    cert: str = ""
+    key: str = ""
+    ca: str = ""
 
 
 class Ready(msgspec.Struct, frozen=True):
@@ -136,7 +143,8 @@ class Service:
     def __init__(self, charge: Charge) -> None:
         self.charge = charge
         record = codec.unpack_as(runs.RunRecord, charge.record)
-        self._listener = _listen(charge.host, charge.port)
+        self._tls = tls.server_context(charge.cert, charge.key) if charge.cert else None
+        self._listener = _listen(charge)
         self.port = int(self._listener.getsockname()[1])
         sys.path += [path for path in charge.paths if path not in sys.path]
         for url, options in charge.storage_options.items():
@@ -249,6 +257,11 @@ class Service:
                     self._strangers.make_room()
                     self._leaving.wait(EXHAUSTED_S)
                 continue
+            if self._tls is not None:
+                try:
+                    line = tls.accepted(line, self._tls)
+                except OSError:
+                    continue  # gone before it began
             self._strangers.add(line)
             try:
                 threading.Thread(target=self._converse, args=(line,), daemon=True).start()
@@ -263,6 +276,8 @@ class Service:
         try:
             wire.tune(line)
             line.settimeout(HELLO_S)
+            if isinstance(line, ssl.SSLSocket):
+                tls.handshake(line)
             owner = self._admit(line)
             line.settimeout(None)
             while True:
@@ -452,16 +467,24 @@ def _raise_file_limit() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(charge: Charge) -> socket.socket:
+    host, port = charge.bind or charge.host, charge.port
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        raise Invalid(what="ledger_host", host=host, port=port, why=str(error)) from None
+        what = "bind" if charge.bind else "ledger_host"
+        raise Invalid(what=what, host=host, port=port, why=_why_not(charge, error)) from None
     listener.listen(BACKLOG)
     return listener
+
+
+def _why_not(charge: Charge, error: OSError) -> str:
+    if error.errno == errno.EADDRNOTAVAIL and not charge.bind:
+        return f"{error.strerror}; bind= says where to listen, ledger_host= where executors connect"
+    return error.strerror or str(error)
 
 
 def _tell(answers: BinaryIO, ready: Ready) -> None:

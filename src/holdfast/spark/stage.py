@@ -30,6 +30,7 @@ from holdfast.ledger import prune, runs
 from holdfast.ledger.board import ROWS_MAX
 from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.spark import again, code, jobs
+from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.caller import takes_row
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
@@ -44,10 +45,11 @@ from holdfast.spark.plan import Plan
 from holdfast.spark.progress import MODES
 from holdfast.spark.remap_run import FailedRows, remap
 from holdfast.spark.rows import Encoder, arrow_schema
-from holdfast.spark.run import Drive, Run
+from holdfast.spark.run import Drive, Prepared, Run
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import ParquetSink, Sink
 from holdfast.spark.sinks.object_place import given_options
+from holdfast.spark.tls import Tls, authority
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, address_of
 
@@ -55,12 +57,14 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
 
-LOOPBACK = "127.0.0.1"
 BATCH_ROWS = 16_384
 FLUSH_ROWS = 100
 FILE_ROWS = 4 * PAGE_ROWS
 CONCURRENCY_MAX = 10_000
 TTL_S_MAX = 30 * 24 * 3600
+PORT_MAX = 65_535
+# How long a task of a dynamic run keeps its slot.
+TURN_S = 30.0
 
 # In the configuration of a retry run whose rows end by a mapping of what was kept.
 REMAP = "remap"
@@ -98,8 +102,11 @@ class Stage:
         on_fail: Literal["keep", "raise"] = "keep",
         meta: bool = False,
         version: str = "1",
-        tasks: int = 0,
+        tasks: int | Literal["dynamic"] = 0,
         ledger_host: str | None = None,
+        ledger_port: int = 0,
+        bind: str | None = None,
+        tls: Tls | None = None,
         progress: Literal["auto", "terminal", "notebook", "plain", "quiet"] = "auto",
     ) -> None:
         self.name = name
@@ -118,8 +125,12 @@ class Stage:
         self.on_fail = on_fail
         self.meta = meta
         self.version = version
-        self.tasks = _whole("tasks", tasks, 0)
-        self.ledger_host = ledger_host
+        self.dynamic = tasks == "dynamic"
+        self.tasks = 0 if tasks == "dynamic" else _whole("tasks", tasks, 0)
+        self.ledger_host = checked_host(ledger_host)
+        self.ledger_port = _whole("ledger_port", ledger_port, 0, PORT_MAX)
+        self.bind = bind
+        self.tls = tls
         self.progress = progress
         if not isinstance(name, str) or not 0 < len(name.encode()) <= 150:
             raise NotAStage(what="name", why="1 to 150 bytes", found=name)
@@ -131,6 +142,8 @@ class Stage:
             raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
         if not isinstance(version, str):
             raise NotAStage(what="version", why="text", found=version)
+        if tls is not None and not isinstance(tls, Tls):
+            raise NotAStage(what="tls", why="holdfast.spark.Tls(cert, key, ca)", found=tls)
         if progress not in MODES:
             raise NotAStage(what="progress", why=f"one of {MODES}", found=progress)
         # A page is made of whole batches.
@@ -282,14 +295,16 @@ class Stage:
             raise
         if keeper.store is not home:
             home.close()
-        return lazily(spark, found, self._duty(keeper, found, prepared), prepared.function,
+        # A task of the lazy form yields its rows: it stays until they are there.
+        duty = msgspec.structs.replace(self._duty(keeper, found, prepared), turn_s=0.0)
+        return lazily(spark, found, duty, prepared.function,
                       tasks=self.tasks or jobs.parallelism(spark), meta=self.meta,
                       strict=self.on_fail == "raise")  # fmt: skip
 
     # --- inside -----------------------------------------------------------------------------
 
     def _lazily_served(
-        self, df: DataFrame, home: Store, spark: SparkSession, prepared: _Prepared
+        self, df: DataFrame, home: Store, spark: SparkSession, prepared: Prepared
     ) -> tuple[Keeper, runs.RunRecord]:
         """A service that lives as long as this process, with the input in it."""
         record, seen = self._look(home)
@@ -306,6 +321,8 @@ class Stage:
         keeper = self._keeper(home, spark, record, prepared, None, seen)
         drive = Drive(self.name, home, spark, keeper, mode=self.progress)
         try:
+            duty = self._duty(keeper, drive.record(), prepared)
+            drive.probe(duty, prepared, jobs.parallelism(spark))
             drive.take_in(df, self.key)
         except BaseException:
             keeper.leave()
@@ -324,7 +341,7 @@ class Stage:
             record = home.read(runs.get, record.retry_of)
         return record, seen
 
-    def _prepare(self, spark: SparkSession) -> _Prepared:
+    def _prepare(self, spark: SparkSession) -> Prepared:
         schema = _struct(spark, self.schema)
         taken = sorted((set(schema.names) & set(self.key)) | (set(schema.names) & RESERVED))
         if taken or not schema.names:
@@ -333,9 +350,9 @@ class Stage:
         # As Spark tells columns apart.
         if len({name.lower() for name in [*schema.names, *self.key]}) < len(schema) + len(self.key):
             raise NotAStage(what="schema", why="a column is named twice", found=schema.names)
-        return _Prepared(schema, code.dump(self.fn, self.retry_on))
+        return Prepared(schema, self.fn, code.dump(self.fn, self.retry_on))
 
-    def _check_output(self, sink: Sink, df: DataFrame, prepared: _Prepared) -> None:
+    def _check_output(self, sink: Sink, df: DataFrame, prepared: Prepared) -> None:
         """Refuse what the output cannot take, before the input is read and a call is made."""
         from pyspark.sql.types import StructType
 
@@ -360,7 +377,7 @@ class Stage:
             )
         return open_store(_absolute(url), bootstrap=True)
 
-    def _config(self, prepared: _Prepared, sink: Sink | None) -> dict[str, str]:
+    def _config(self, prepared: Prepared, sink: Sink | None) -> dict[str, str]:
         """What the outcomes of a run depend on."""
         spec = dict(sink.spec()) if sink is not None else {}
         return {
@@ -373,7 +390,7 @@ class Stage:
             "version": self.version,
         }
 
-    def _check_same(self, record: runs.RunRecord, prepared: _Prepared, sink: Sink | None) -> None:
+    def _check_same(self, record: runs.RunRecord, prepared: Prepared, sink: Sink | None) -> None:
         now = self._config(prepared, sink)
         if sink is None:
             now["output"] = record.config.get("output", "")
@@ -404,18 +421,20 @@ class Stage:
         spark: SparkSession,
         df: DataFrame | None,
         record: runs.RunRecord | None,
-        prepared: _Prepared,
+        prepared: Prepared,
         sink: Sink | None,
         seen: str,
     ) -> Run:
         with self._served(home, spark, record, prepared, sink, seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
+                slots = jobs.parallelism(spark)
+                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
                 if df is not None:
                     drive.take_in(df, self.key)
                 found = drive.record()
                 duty = self._duty(keeper, found, prepared)
-                drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
+                drive.pull(duty, prepared.function, self._task_count(spark, slots))
                 found = drive.record()
         warm()
         return Run(found, home, spark, on_fail=self.on_fail)
@@ -425,7 +444,7 @@ class Stage:
         home: Store,
         spark: SparkSession,
         old: runs.RunRecord,
-        prepared: _Prepared,
+        prepared: Prepared,
         seen: str,
     ) -> Run:
         """A run over the rows that failed, as `holdfast runs retry` asked for."""
@@ -434,9 +453,11 @@ class Stage:
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
+                slots = jobs.parallelism(spark)
+                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
                 drive.take_failed(old)
                 duty = self._duty(keeper, drive.record(), prepared)
-                drive.pull(duty, prepared.function, self.tasks or jobs.parallelism(spark))
+                drive.pull(duty, prepared.function, self._task_count(spark, slots))
                 found = drive.record()
         return Run(found, home, spark, on_fail=self.on_fail)
 
@@ -446,7 +467,7 @@ class Stage:
         spark: SparkSession,
         old: runs.RunRecord,
         begun: runs.RunRecord | None,
-        prepared: _Prepared,
+        prepared: Prepared,
         seen: str,
         mapped: tuple[Callable[[Any], Any], FailedRows],
     ) -> Run:
@@ -463,14 +484,19 @@ class Stage:
                 if begun is None:
                     drive.take_failed(old)
                 duty = self._duty(keeper, drive.record(), prepared)
-                duty = msgspec.structs.replace(duty, concurrency=1, batch_rows=0, rate=False)
+                duty = msgspec.structs.replace(
+                    duty,
+                    address=keeper.own_address,
+                    concurrency=1,
+                    batch_rows=0,
+                    rate=False,
+                    turn_s=0.0,
+                )
                 drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
                 found = drive.record()
         return Run(found, home, spark, on_fail=self.on_fail)
 
-    def _retry_record(
-        self, home: Store, old: runs.RunRecord, prepared: _Prepared
-    ) -> runs.RunRecord:
+    def _retry_record(self, home: Store, old: runs.RunRecord, prepared: Prepared) -> runs.RunRecord:
         number = len(again.chain(home, old))
         return msgspec.structs.replace(
             self._new_record(home, prepared, None),
@@ -485,7 +511,7 @@ class Stage:
         home: Store,
         spark: SparkSession,
         record: runs.RunRecord | None,
-        prepared: _Prepared,
+        prepared: Prepared,
         sink: Sink | None,
         seen: str,
     ) -> Iterator[Keeper]:
@@ -503,7 +529,7 @@ class Stage:
         home: Store,
         spark: SparkSession,
         record: runs.RunRecord | None,
-        prepared: _Prepared,
+        prepared: Prepared,
         sink: Sink | None,
         seen: str,
     ) -> Keeper:
@@ -524,8 +550,8 @@ class Stage:
         charge = Charge(
             store=address_of(home),
             token=new_token(),
-            host=self.ledger_host or _host(spark),
-            port=0,
+            host=self.ledger_host or driver_host(spark),
+            port=self.ledger_port,
             record=codec.pack(record),
             new=new,
             again=False,
@@ -535,10 +561,14 @@ class Stage:
             rate_per_s=float(self.rate_per_s),
             seen=seen,
             paths=[path for path in sys.path if path],
+            bind=self.bind or "",
+            cert=str(Path(self.tls.cert).absolute()) if self.tls else "",
+            key=str(Path(self.tls.key).absolute()) if self.tls else "",
+            ca=authority(self.tls) if self.tls else "",
         )
         return Keeper(home, charge)
 
-    def _new_record(self, home: Store, prepared: _Prepared, sink: Sink | None) -> runs.RunRecord:
+    def _new_record(self, home: Store, prepared: Prepared, sink: Sink | None) -> runs.RunRecord:
         return runs.RunRecord(
             run_id=SYSTEM.entropy(10).hex(),
             name=self.name,
@@ -551,7 +581,7 @@ class Stage:
             policy=self.policy,
         )
 
-    def _duty(self, keeper: Keeper, record: runs.RunRecord, prepared: _Prepared) -> Duty:
+    def _duty(self, keeper: Keeper, record: runs.RunRecord, prepared: Prepared) -> Duty:
         return Duty(
             address=keeper.address,
             run_id=record.run_id,
@@ -563,7 +593,11 @@ class Stage:
             batch_rows=self.batch_rows,
             rate=bool(self.rate_per_s),
             timeout_s=self.timeout_s,
+            turn_s=TURN_S if self.dynamic else 0.0,
         )
+
+    def _task_count(self, spark: SparkSession, slots: int) -> int:
+        return jobs.dynamic_tasks(spark) if self.dynamic else self.tasks or slots
 
 
 def _leave(home: Store, name: str) -> None:
@@ -571,11 +605,6 @@ def _leave(home: Store, name: str) -> None:
     keeper = _open.pop((home.url, name), None)
     if keeper is not None:
         keeper.leave()
-
-
-class _Prepared(msgspec.Struct, frozen=True):
-    schema: Any  # StructType
-    function: bytes
 
 
 def _struct(spark: SparkSession, schema: str | StructType) -> StructType:
@@ -613,14 +642,6 @@ def _is_unread(kind: Any) -> bool:
     if isinstance(kind, types.StructType):
         return any(_is_unread(field.dataType) for field in kind.fields)
     return bool(kind.typeName().startswith("time(") or kind.typeName() == "time")
-
-
-def _host(spark: SparkSession) -> str:
-    """Where executors reach this machine: the loopback unless the driver is reached elsewhere."""
-    if jobs.is_connect(spark):
-        return LOOPBACK
-    host = str(spark.conf.get("spark.driver.host", LOOPBACK))
-    return LOOPBACK if host in ("localhost", "") else host
 
 
 def _absolute(url: str) -> str:

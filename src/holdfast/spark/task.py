@@ -98,6 +98,11 @@ def take_child() -> Child:
     return Child()
 
 
+def give_back(child: Child) -> None:
+    """Keep a child that is idle again for the next task."""
+    _idle.append(child)
+
+
 def run_duty(duty: Duty, function: bytes) -> str:
     """Keep a child at it until the rows of the duty are done; over or stop."""
     deaths = barren = 0
@@ -107,7 +112,7 @@ def run_duty(duty: Duty, function: bytes) -> str:
         child = take_child()
         verdict = child.do(msgspec.structs.replace(duty, deaths=deaths), function)
         if verdict is not None and verdict.state != "failed":
-            _idle.append(child)
+            give_back(child)
             return verdict.state
         status = child.end()
         if verdict is not None:
