@@ -152,8 +152,9 @@ def test_a_run_says_how_every_row_ended_and_a_second_one_does_nothing(
     assert tuples(output) == [(i, 2 * i, f"{i}:{tries.get(i % 10, 1)}") for i in good]
 
     failed = run.failed()
-    assert failed.columns == ["id", "_seq", "_state", "_attempts", "_error_class", "_error"]
-    assert tuples(failed) == [
+    columns = ["id", "_seq", "_state", "_attempts", "_error_class", "_error", "_raw"]
+    assert failed.columns == columns
+    assert tuples(failed.drop("_raw")) == [
         (i, i, "TERMINAL_FAIL", 1, "input", f"ValueError: four of {i}" if i % 10 == 4 else "five")
         for i in range(100)
         if i % 10 in (4, 5)
@@ -391,11 +392,12 @@ def test_a_schema_may_be_a_struct_and_what_does_not_fit_it_fails_row_by_row(
     }
     schema = StructType([StructField("y", LongType(), False), StructField("s", StringType())])
     with place.stage(lambda row: answers[row.id], schema=schema).run(spark.range(11)) as run:
-        assert tuples(run.output()) == [(0, 1, "a"), (10, 2, None)]
+        # A field that the schema has not is left out.
+        assert tuples(run.output()) == [(0, 1, "a"), (3, 1, "a"), (10, 2, None)]
         failed = run.failed().collect()
-        assert [row.id for row in failed] == list(range(1, 10))
+        assert [row.id for row in failed] == [1, 2, 4, 5, 6, 7, 8, 9]
         assert {row._error_class for row in failed} == {"schema"}
-        assert all(row._attempts == 1 and row._error for row in failed)
+        assert all(row._attempts == 1 and row._error and row._raw for row in failed)
 
 
 # --- a row that does harm -----------------------------------------------------------------------
