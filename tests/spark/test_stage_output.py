@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from holdfast.spark import Fail
 from holdfast.spark.errors import NotAStage, OutputUnreadable, RunChanged
 from holdfast.spark.sinks import (
     DeltaSink,
+    OutputNotOurs,
     OutputReadOnly,
     OutputUnknown,
     ParquetSink,
@@ -182,3 +184,24 @@ def test_an_output_in_s3_is_written_by_a_run_and_spark_says_which_file_system_it
             assert len(place.calls()) == 10
     finally:
         server.stop()
+
+
+def test_an_output_that_was_deleted_is_written_again_and_elsewhere(
+    spark: SparkSession, place: Place
+) -> None:
+    def text(row: Any) -> Any:
+        return {"t": "x" * row.id} if row.id % 7 else Fail("seven")
+
+    stage = place.stage(text, schema="t string", file_bytes=500)
+    with stage.run(spark.range(100), output=place.output) as run:
+        before = {file.name: file.read_bytes() for file in Path(place.output).glob("part-*")}
+        shutil.rmtree(place.output)
+        for output in (place.output, f"{place.output}-2"):
+            run.write(output)
+            run.write(output)  # it is there: nothing is done
+            after = {file.name: file.read_bytes() for file in Path(output).glob("part-*")}
+            assert after == before
+        assert run.output().count() == spark.read.parquet(place.output).count() == 85
+        run.write(DeltaSink(f"{place.output}-delta"))
+        with pytest.raises(OutputNotOurs):
+            run.write(place.path)  # holds the store and more

@@ -24,7 +24,7 @@ from holdfast.ledger import runs
 from holdfast.spark.office import Office
 from holdfast.spark.part_cuts import PartCuts, Span
 from holdfast.spark.row_sizes import Sizes, row_width
-from holdfast.spark.sinks import KeptPart, OutputError, Part, Sink
+from holdfast.spark.sinks import Begun, KeptPart, OutputError, Part, Sink
 
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
@@ -112,9 +112,10 @@ class Committer:
         if self.sink is None:
             return
         record = self.office.record
-        version = self.sink.begin(record.run_id, record.name, self._rows.schema)
+        version, kept = Begun(self.sink.begin(record.run_id, record.name, self._rows.schema), ())
         if version >= final:
             raise OutputAhead(name=record.name, output=version + 1, ledger=final)
+        self._cuts = self._cut(kept)
         self._at = version + 1
         self._logged(self._at)
 
@@ -161,7 +162,10 @@ class Committer:
                     return final
                 desk.changed.wait()
 
-    def _part(self, span: Span) -> Part:
+    def _part(self, span: Span) -> Part | KeptPart:
+        if span.kept is not None:
+            return span.kept
+
         def groups() -> Iterator[pa.Table]:
             self.office.desk.flush()
             for lo, hi in pairwise([span.lo, *span.groups]):
@@ -169,7 +173,7 @@ class Committer:
 
         return Part(span.lo, span.hi, groups)
 
-    def _sunk(self, parts: list[Part]) -> None:
+    def _sunk(self, parts: list[Part | KeptPart]) -> None:
         """Into the sink; what may pass (a full disk, somebody's lock) is waited for, for a while."""
         waits_s = 0.1
         until_ns = SYSTEM.mono_ns() + PATIENCE_NS

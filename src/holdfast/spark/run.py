@@ -9,6 +9,7 @@ a driver node is drained): as long as the ledger moved since it was started, it 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from types import TracebackType
@@ -30,19 +31,21 @@ from holdfast.spark.client import Blocks
 from holdfast.spark.engine import Duty
 from holdfast.spark.errors import (
     JobCancelled,
+    NotAStage,
     OutputUnreadable,
     RowsFailed,
     RunCancelled,
     RunFailed,
     RunHalted,
 )
+from holdfast.spark.export import export
 from holdfast.spark.fingerprint import plan_of
 from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
 from holdfast.spark.progress import Bar
 from holdfast.spark.report import Report
-from holdfast.spark.sinks import open_sink
+from holdfast.spark.sinks import ParquetSink, Sink, open_sink
 from holdfast.spark.sinks.location import OBJECT_SCHEMES
 from holdfast.spark.task import Pull
 from holdfast.store import open as open_store
@@ -362,6 +365,14 @@ class Run:
         sample = failed_rows(self._store, self._record, progress, limit=SAMPLE_ROWS)
         return Report(self._record, progress, sample, store=self._store.url)
 
+    def write(self, output: str | os.PathLike[str] | Sink) -> None:
+        """Write the rows that succeeded to `output`: again, if it is gone, or to another place.
+
+        Reads the outcomes from the store; no function is called. A place that holds anything else is
+        refused, and one that this run has written is left as it is.
+        """
+        export(self._store, self._chain, sink_at(output))
+
     def close(self) -> None:
         self._store.close()
 
@@ -391,6 +402,14 @@ class Run:
     def _examples(self) -> list[str]:
         rows = failed_rows(self._store, self._record, self.progress(), limit=3)
         return [f"{row.key}: {row.error}" for row in rows]
+
+
+def sink_at(output: str | os.PathLike[str] | Sink) -> Sink:
+    if isinstance(output, str | os.PathLike):
+        return ParquetSink(output)
+    if not isinstance(output, Sink):
+        raise NotAStage(what="output", why="a path or a sink", found=type(output).__name__)
+    return output
 
 
 def _literal(path: str) -> str:

@@ -45,9 +45,9 @@ from holdfast.spark.plan import Plan
 from holdfast.spark.progress import MODES
 from holdfast.spark.remap_run import FailedRows, remap
 from holdfast.spark.rows import Encoder, arrow_schema
-from holdfast.spark.run import Drive, Prepared, Run
+from holdfast.spark.run import Drive, Prepared, Run, sink_at
 from holdfast.spark.service import Charge
-from holdfast.spark.sinks import ParquetSink, Sink
+from holdfast.spark.sinks import Sink
 from holdfast.spark.sinks.object_place import given_options
 from holdfast.spark.tls import Tls, authority
 from holdfast.store import open as open_store
@@ -622,13 +622,7 @@ def _struct(spark: SparkSession, schema: str | StructType) -> StructType:
 
 
 def _sink_of(output: str | os.PathLike[str] | Sink | None) -> Sink | None:
-    if output is None:
-        return None
-    if isinstance(output, str | os.PathLike):
-        return ParquetSink(output)
-    if not isinstance(output, Sink):
-        raise NotAStage(what="output", why="a path or a sink", found=type(output).__name__)
-    return output
+    return None if output is None else sink_at(output)
 
 
 def _is_unread(kind: Any) -> bool:

@@ -38,7 +38,7 @@ from __future__ import annotations
 import importlib
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import pyarrow as pa
 
@@ -192,7 +192,7 @@ class Sink(Protocol):
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
         """One part; answers the version that is committed now."""
 
-    def commit_many(self, parts: Sequence[Part]) -> int:
+    def commit_many(self, parts: Sequence[Any]) -> int:
         """All of them in one step; those already committed are skipped."""
 
     def finish(self) -> None:

@@ -24,12 +24,17 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import Conflict, Invalid
 from holdfast.spark.sinks.api import (
     NOTHING,
+    Base,
+    Begun,
+    KeptPart,
     OutputCorrupt,
     OutputError,
     OutputNotOurs,
@@ -37,6 +42,7 @@ from holdfast.spark.sinks.api import (
     PartOutOfOrder,
     Spec,
     fitted_part,
+    kept_files,
     pending,
     plain,
 )
@@ -53,6 +59,7 @@ from holdfast.spark.sinks.files import (
     part_name,
     put_part,
     readable,
+    replace_file,
     sync_directory,
     typed,
     write_groups,
@@ -61,6 +68,9 @@ from holdfast.spark.sinks.location import locate
 
 TRIES_MAX = 5  # lost races of one commit against other writers of the table
 LOG = "_delta_log"
+MODES = ("upsert", "append")
+OWNER = "holdfast.run"  # the run of a transaction, in the table's history
+_PART = re.compile(r"part-(\d{12})-(\d{12})-")
 PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 PLAIN_WRITER_VERSION = 2  # later ones ask for checks and mappings, unless they list features
 LISTED_WRITER_VERSION = 7
@@ -68,9 +78,22 @@ _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 class DeltaSink:
+    """`append=True` adds to a table that others write to as well.
+
+    `mode` is for input that grew: "upsert" replaces files with changed or gone rows, in one commit at
+    the end; "append" adds the new and changed rows.
+    """
+
     def __init__(
-        self, path: str | os.PathLike[str], *, append: bool = False, step: Step = no_step
+        self,
+        path: str | os.PathLike[str],
+        *,
+        append: bool = False,
+        mode: str = "upsert",
+        step: Step = no_step,
     ) -> None:
+        if mode not in MODES:
+            raise Invalid(what="mode", found=mode, why=f"one of {MODES}")
         place = locate(path)
         if "%" in place.url:  # the library would decode it, and look for the table elsewhere
             why = "Delta tables cannot lie under a name with %"
@@ -78,6 +101,11 @@ class DeltaSink:
         self._local = place.local
         self.path = place.url
         self._append = append
+        self._mode = mode
+        # Of a run that succeeds another one: that one's files by name, its own parts, their actions.
+        self._succeeds: dict[str, PartFile] | None = None
+        self._staged: list[PartFile] = []
+        self._actions: list[Any] = []
         self._step = step
         self._run_id = ""
         self._schema = pa.schema([])
@@ -85,7 +113,8 @@ class DeltaSink:
         self._complete = False
 
     def spec(self) -> Spec:
-        return {"kind": "delta", "path": self.path, "append": self._append}
+        spec: Spec = {"kind": "delta", "path": self.path, "append": self._append}
+        return spec if self._mode == "upsert" else {**spec, "mode": self._mode}
 
     def check_vacant(self) -> None:
         delta = _library()
@@ -131,7 +160,10 @@ class DeltaSink:
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
         return self.commit_many([Part(lo, hi, table)])
 
-    def commit_many(self, parts: Sequence[Part]) -> int:
+    def commit_many(self, parts: Sequence[Part | KeptPart]) -> int:
+        if self._succeeds is not None:
+            with self._told():
+                return self._stage(parts)
         for _ in range(TRIES_MAX):
             with self._told():
                 self._table.update_incremental()
@@ -141,7 +173,8 @@ class DeltaSink:
                     return version
                 if self._complete:
                     raise PartOutOfOrder(path=self.path, lo=wanted[0].lo, why="it is complete")
-                actions = [action for part in wanted if (action := self._put(part))]
+                put = [self._put(part) for part in wanted if isinstance(part, Part)]
+                actions = [action for _, action in put if action]
                 if self._local is not None:
                     sync_directory(self._local)
                 self._step("files")
@@ -154,9 +187,10 @@ class DeltaSink:
             with self._told():
                 self._table.update_incremental()
                 self._complete = self._complete or self._is_complete()
-                self._complete = self._complete or self._commit(
-                    [], self._completed_id, self._version()
-                )
+                if not self._complete and self._succeeds is not None:
+                    self._complete = self._replace(self._succeeds)
+                elif not self._complete:
+                    self._complete = self._commit([], self._completed_id, self._version())
             if self._complete:
                 return
         raise Conflict(path=self.path, tries=TRIES_MAX)
@@ -170,10 +204,117 @@ class DeltaSink:
             table = delta.DeltaTable(self.path)
             if table.transaction_version(run_id) is None:
                 raise OutputNotOurs(path=self.path, found="a Delta table without this run")
-            # The library quotes the directory in its URIs; the names are ours and need no quotes.
-            names = [uri.rpartition("/")[2] for uri in table.file_uris()]
-        own = sorted(name for name in names if name.endswith(f"-{run_id}.parquet"))
+            own = [part.path for part in self._files(table, run_id)]
         return [f"{self.path.rstrip('/')}/{name}" for name in own]
+
+    # --- input that grew ------------------------------------------------------------------------
+
+    def owner(self) -> str:
+        """By the newest transaction that names a run."""
+        delta = _library()
+        with self._told():
+            if not delta.DeltaTable.is_deltatable(self.path):
+                return ""
+            history = delta.DeltaTable(self.path).history()
+        return str(next((one[OWNER] for one in history if one.get(OWNER)), ""))
+
+    def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
+        if not _SAFE.fullmatch(run_id):
+            raise Invalid(what="run id", run_id=run_id, why="it becomes part of file names")
+        self._run_id, self._schema = run_id, _delta_schema(plain(schema))
+        delta = _library()
+        with self._told():
+            self._table = delta.DeltaTable(self.path)
+            if self._table.transaction_version(base.run_id) is None:
+                raise OutputNotOurs(path=self.path, found="a Delta table without its base run")
+            self._check_schema()
+            self._complete = self._is_complete()
+            if self._complete:
+                return Begun(self._version(), ())
+            if self._local is not None:
+                make_directory(self._local / SCRATCH)
+                drop_temporaries(self._local / SCRATCH)
+            if self._mode == "append":
+                return Begun(self._version(), [KeptPart(one.lo, one.hi) for one in base.same])
+            files = self._files(self._table, base.run_id)
+        self._succeeds = {file.path: file for file in files}
+        self._staged, self._actions = [], []
+        return Begun(NOTHING, kept_files(base, ((f.path, f.lo, f.hi) for f in files)))
+
+    def _files(self, table: Any, run_id: str) -> list[PartFile]:
+        """The files of a run that are in the table, with its seqs, in their order."""
+        # The library quotes the directory in its URIs; the names are ours and need no quotes.
+        names = {uri.rpartition("/")[2] for uri in table.file_uris()}
+        listed = self._read_list(run_id)
+        if listed is None:
+            own = sorted(name for name in names if name.endswith(f"-{run_id}.parquet"))
+            found = ((name, _PART.match(name)) for name in own)
+            return [PartFile(n, int(at[1]), int(at[2]), 1, 0, "") for n, at in found if at]
+        parts = [part for part in listed if part.path]
+        if gone := [part.path for part in parts if part.path not in names]:
+            why = "another writer has rewritten its files; use run.write() into another table"
+            raise OutputNotOurs(path=self.path, found=f"{gone[0]} is gone", why=why)
+        return parts
+
+    def _stage(self, parts: Sequence[Part | KeptPart]) -> int:
+        """Put the files in place; `finish` adds them, in one transaction with all that leaves."""
+        assert self._succeeds is not None
+        version = self._staged[-1].hi - 1 if self._staged else NOTHING
+        for part in pending(parts, version, path=self.path):
+            if isinstance(part, KeptPart):
+                held = self._succeeds[part.file]
+                self._staged.append(msgspec.structs.replace(held, lo=part.lo, hi=part.hi))
+                continue
+            file, action = self._put(part)
+            self._staged.append(file)
+            self._actions += [action] if action else []
+        if self._local is not None:
+            sync_directory(self._local)
+        return self._staged[-1].hi - 1 if self._staged else NOTHING
+
+    def _replace(self, former: dict[str, PartFile]) -> bool:
+        """One transaction: new files come, those with changed or gone rows leave."""
+        try:
+            from deltalake.transaction import RemoveAction
+        except ImportError as error:
+            why = "it cannot remove files: pip install -U deltalake"
+            raise Invalid(what="sink", kind="delta", why=why) from error
+        self._write_list()
+        kept = {file.path for file in self._staged}
+        present = {uri.rpartition("/")[2] for uri in self._table.file_uris()}
+        leaving = sorted(set(former) - kept)
+        if gone := [name for name in former if name not in present]:
+            raise OutputNotOurs(path=self.path, found=f"{gone[0]} is gone")
+        now_ms = SYSTEM.wall_ns() // 1_000_000
+        removes = [RemoveAction(name, True, now_ms, None, {}) for name in leaving]
+        self._step("files")
+        version = self._staged[-1].hi - 1 if self._staged else NOTHING
+        ids = [(self._run_id, version), (self._completed_id, version)]
+        return self._transact([*self._actions, *removes], ids)
+
+    def _list_name(self, run_id: str) -> str:
+        return f"{SCRATCH}/run-{run_id}.json"
+
+    def _write_list(self) -> None:
+        """The parts of this run with their seqs: names of kept files tell those of older runs."""
+        data, name = msgspec.json.encode(self._staged), self._list_name(self._run_id)
+        if self._local is not None:
+            scratch = self._local / SCRATCH
+            replace_file(self._local / name, data, scratch=scratch, step=self._step)
+        else:
+            with self._remote().open_output_stream(name) as stream:
+                stream.write(data)
+
+    def _read_list(self, run_id: str) -> list[PartFile] | None:
+        try:
+            if self._local is not None:
+                data = (self._local / self._list_name(run_id)).read_bytes()
+            else:
+                with self._remote().open_input_stream(self._list_name(run_id)) as stream:
+                    data = stream.read()
+        except FileNotFoundError:
+            return None
+        return msgspec.json.decode(data, type=list[PartFile])
 
     # --- whose place it is ----------------------------------------------------------------------
 
@@ -201,7 +342,7 @@ class DeltaSink:
             self._schema,
             mode="ignore",
             name=name,
-            commit_properties=_properties(self._run_id, NOTHING),
+            commit_properties=_properties([(self._run_id, NOTHING)], self._run_id),
         )
         self._sync_log(0)
         self._step("create")
@@ -235,8 +376,8 @@ class DeltaSink:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, part: Part) -> Any:
-        """The action that adds this part's file, which is written; None for a part without rows."""
+    def _put(self, part: Part) -> tuple[PartFile, Any]:
+        """The file of this part, which is written, and the action that adds it, if it has rows."""
         in_utc = part._replace(rows=lambda: (_in_utc(group) for group in part.groups()))
         fitting = fitted_part(in_utc, self._schema, path=self.path)
         told = _Statistics()
@@ -247,10 +388,11 @@ class DeltaSink:
         else:
             file = self._upload(name, counted)
         if not file.path:
-            return None
+            return file, None
         from deltalake.transaction import AddAction
 
-        return AddAction(file.path, file.bytes, {}, 0, True, json.dumps(told.found()))
+        action = AddAction(file.path, file.bytes, {}, 0, True, json.dumps(told.found()))
+        return file, action
 
     def _upload(self, name: str, part: Part) -> PartFile:
         groups = part.groups()
@@ -269,6 +411,9 @@ class DeltaSink:
         return PyFileSystem(DeltaStorageHandler(self.path))
 
     def _commit(self, actions: list[Any], app_id: str, version: int) -> bool:
+        return self._transact(actions, [(app_id, version)])
+
+    def _transact(self, actions: list[Any], ids: Sequence[tuple[str, int]]) -> bool:
         """False: another writer was first, and nothing of this is in the table."""
         before = self._table.version()
         try:
@@ -276,7 +421,7 @@ class DeltaSink:
                 actions,
                 mode="append",
                 schema=self._table.schema(),
-                commit_properties=_properties(app_id, version),
+                commit_properties=_properties(ids, self._run_id),
             )
         except _library().exceptions.CommitFailedError:
             return False
@@ -325,10 +470,11 @@ def _library() -> Any:
     return deltalake
 
 
-def _properties(app_id: str, version: int) -> Any:
+def _properties(ids: Sequence[tuple[str, int]], run_id: str) -> Any:
     from deltalake import CommitProperties, Transaction
 
-    return CommitProperties(app_transactions=[Transaction(app_id, version)])
+    transactions = [Transaction(app_id, version) for app_id, version in ids]
+    return CommitProperties(app_transactions=transactions, custom_metadata={OWNER: run_id})
 
 
 def _children() -> Any:
