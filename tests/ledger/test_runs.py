@@ -15,6 +15,7 @@ from holdfast.errors import IllegalTransition, Invalid, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.board import Board
 from holdfast.ledger.classes import Policy
+from holdfast.ledger.error_groups import ErrorGroup
 from holdfast.ledger.log import RunLog
 from holdfast.ledger.runs import GOING, RUN, Chunk, Event, Other, Progress, RunRecord, Status
 from holdfast.store import blobs, schema, tuples
@@ -96,7 +97,7 @@ def test_another_try_is_asked_for_of_a_finished_run(store: Store) -> None:
 
 def test_progress_is_what_was_put_last(store: Store) -> None:
     assert store.read(runs.progress, "a") is None
-    told = Progress(1, 2, [1] * 8, series=[(1, 2, 3, 4, 5, 0.5)], errors=[(1, "x", 2)])
+    told = Progress(1, 2, [1] * 8, series=[(1, 2, 3, 4, 5, 0.5)], errors=[ErrorGroup(1, "x", 2)])
     store.transact(runs.put_progress, "a", told)
     assert store.read(runs.progress, "a") == told
     assert Progress().ended == []

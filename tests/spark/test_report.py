@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.clock import S
+from holdfast.ledger.error_groups import ErrorGroup
 from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.runs import Progress, RunRecord, Status
 from holdfast.spark import plots, report
@@ -83,7 +84,15 @@ def progress(**more: Any) -> Progress:
         "cost": 12.5,
         "series": [(t * 1000, t * 9, t * 2 // 5, t * 3 // 5, 16, t / 8) for t in range(101)],
         "latency_log2_us": [0] * 12 + [10, 900, 90, 10],
-        "errors": [(1, "TimeoutError: slow", 30), (4, "ValueError: bad", 10)],
+        "errors": [
+            ErrorGroup(1, "TimeoutError: slow", 30, 30, ["TimeoutError: slow"]),
+            ErrorGroup(4, "ValueError: bad <n>", 10, 10, ["ValueError: bad 7"]),
+        ],
+        "failed_by_class": [0, 30, 0, 0, 10, 0, 0, 0],
+        "time_ns": 100 * S,
+        "setup_ns": 20 * S,
+        "calls_ns": 80 * S,
+        "calls_rows": 1000,
     }
     return Progress(**given | more)
 
@@ -142,7 +151,7 @@ def test_nothing_that_is_stored_becomes_markup() -> None:
         retry_of=EVIL,
         sink={"kind": EVIL, "path": EVIL},
     )
-    told = progress(errors=[(1, EVIL, 3), (99, EVIL, 1)])
+    told = progress(errors=[ErrorGroup(1, EVIL, 3, 3, [EVIL]), ErrorGroup(99, EVIL, 1)])
     seen = page(evil, told, [FailedRow(1, EVIL, 1, 4, EVIL)])
     assert seen.count("script") == seen.count("img") == 0
     assert not any(name.startswith("on") for _, attrs in seen.tags for name in attrs)
@@ -170,7 +179,7 @@ def test_both_light_and_dark_are_drawn() -> None:
 
 def test_a_long_run_has_a_page_of_bounded_size() -> None:
     series = [(t * 1000, t, 0, 0, 16, t / 8) for t in range(20_000)]
-    errors = [(1, "x" * 100_000, 1)] * 20
+    errors = [ErrorGroup(1, "x" * 100_000, 1, 1, ["y" * 100_000])] * 20
     sample = [FailedRow(n, "k" * 1000, 1, 1, "y" * 100_000) for n in range(1000)]
     text = report.html(record(), progress(series=series, errors=errors), failed_sample=sample)
     assert len(text) < 250_000
@@ -200,12 +209,6 @@ def test_a_quantile_is_the_upper_end_of_its_bucket() -> None:
     assert report.quantile_us([0, 0, 50, 50], 0.5) == 8
     assert report.quantile_us([0, 0, 50, 50], 0.51) == 16
     assert report.quantile_us([1], 0.99) == 2
-
-
-def test_speeds_are_per_second() -> None:
-    steady = [(t * 1000, t * 10, 0, 0, 0, 0.0) for t in range(5)]
-    assert report.speeds(steady) == pytest.approx([10.0] * 5)
-    assert report.speeds([(0, 5, 0, 0, 0, 0.0)]) == [0.0]
 
 
 @pytest.mark.parametrize("most", [0, 0.00007, 1, 3, 7.5, 99, 100, 101, 123_456, 9e9])

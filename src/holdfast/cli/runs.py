@@ -130,6 +130,7 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("rows", f"{record.size:,}: {summary.counts_text(progress)}"),
         ("committed", summary.tally(progress).committed),
         ("calls", summary.calls_text(progress)),
+        ("time", summary.times_text(progress)),
         ("rate", summary.rate_text(_rate(seen))),
         ("reclaimed", f"{progress.reclaims:,} leases, {progress.fenced:,} stale reports refused"),
         ("key", ", ".join(record.key) or None),
@@ -137,8 +138,10 @@ def _show(store: Store, args: argparse.Namespace) -> None:
         ("created", time_text(record.created_ns)),
         ("finished", time_text(record.finished_ns) if record.finished_ns else None),
     ]
-    if record.retry_of:
-        pairs.append(("retry of", record.retry_of))
+    older = store.read(runs.older_progress, record)
+    if older:
+        in_all = f"{summary.counts_text(progress, older)}, retried runs included"
+        pairs += [("retry of", record.retry_of), ("in all", in_all)]
     if record.halted:
         pairs.append(("halted", record.halted))
     if record.retry_requested_ns:
@@ -147,14 +150,16 @@ def _show(store: Store, args: argparse.Namespace) -> None:
     lines = [fields([(name, _short(value)) for name, value in pairs])]
     if progress.errors:
         lines.append("errors")
-        lines += [
-            printable(f"    {count:,} × {_class(code)}: {_first_line(text)}")
-            for code, text, count in progress.errors[:ERRORS_MAX]
-        ]
+        for group in progress.errors[:ERRORS_MAX]:
+            text = _first_line(group.text)
+            lines.append(printable(f"    {group.count:,} × {_class(group.error_class)}: {text}"))
+            if group.examples and group.examples[0] != group.text:
+                lines.append(printable(f"        such as {_first_line(group.examples[0])}"))
     steps = summary.next_steps(record, progress, store=args.store or "", live=seen.live)
     lines.append("next")
     lines += [printable(f"    {step}") for step in steps]
-    emit(args, _document(seen) | {"next": steps}, "\n".join(lines))
+    in_all_document = summary.tally_of_all(progress, older)._asdict()
+    emit(args, _document(seen) | {"next": steps, "in_all": in_all_document}, "\n".join(lines))
 
 
 def _failed(store: Store, args: argparse.Namespace) -> None:
@@ -345,6 +350,12 @@ def _document(seen: Seen) -> dict[str, Any]:
         "fenced": progress.fenced,
         "cost": progress.cost,
         "rate_per_s": _rate(seen),
+        "time_ns": summary.took_ns(progress),
+        "setup_ns": progress.setup_ns,
+        "calls_ns": progress.calls_ns,
+        "failed_by_class": {
+            _class(code): rows for code, rows in enumerate(progress.failed_by_class) if rows
+        },
         "key": record.key,
         "output": record.sink,
         "config": record.config,
@@ -356,8 +367,14 @@ def _document(seen: Seen) -> dict[str, Any]:
         "cancel_requested_ns": record.cancel_requested_ns,
         "retry_requested_ns": record.retry_requested_ns,
         "errors": [
-            {"class": _class(code), "error": text, "count": count}
-            for code, text, count in progress.errors
+            {
+                "class": _class(group.error_class),
+                "error": group.text,
+                "count": group.count,
+                "rows": group.rows,
+                "examples": group.examples,
+            }
+            for group in progress.errors
         ],
     }
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import IllegalTransition, Invalid
-from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS
+from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, ErrorClass
 from holdfast.ledger.pages import Page, decode_page, encode_page
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.states import FINAL_MIN, LEDGER, TARGET, Event, State, event_of
@@ -110,6 +110,16 @@ class Ledger:
     def counts(self) -> list[int]:
         """Rows by state code, 0 to 7."""
         return list(self._counts)
+
+    def failed_by_class(self) -> list[int]:
+        """Rows that failed for good by error class, committed or not. Reads the whole ledger."""
+        failed = (self.state == State.TERMINAL_FAIL) | (
+            (self.state == State.COMMITTED)
+            & (self.reason != ErrorClass.NONE)
+            & (self.reason != ErrorClass.CANCELLATION)
+        )
+        found = np.bincount(self.reason[failed], minlength=len(ErrorClass))
+        return [int(count) for count in found[: len(ErrorClass)]]
 
     # -- moves ---------------------------------------------------------------------------------
 

@@ -16,6 +16,7 @@ not. After any other error nothing was written, and the same entries may be appe
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.config import BATCH_MAX, SCAN_PAGE
@@ -33,7 +34,7 @@ from holdfast.errors import (
 from holdfast.ledger import records
 from holdfast.ledger.board import Board
 from holdfast.ledger.records import LogEntry
-from holdfast.ledger.runs import subject_of
+from holdfast.ledger.runs import progress, subject_of
 from holdfast.store.api import Store, Txn
 
 CHECKPOINTS_KEPT = 2
@@ -115,12 +116,36 @@ def load(store: Store, run_id: str) -> Board:
     return board
 
 
+class RowCounts(NamedTuple):
+    """Rows of a run by state code, 0 to 7, and by how they ended: succeeded, skipped, failed, cancelled."""
+
+    by_state: list[int]
+    ended: list[int]
+
+
+def counts(store: Store, run_id: str) -> RowCounts:
+    """How the rows of a run stand: from its progress when that is of the head of the log, else from the
+    board, which takes memory and time by the size of the run."""
+    found = store.read(_counts, run_id)
+    if found is not None:
+        return found
+    board = load(store, run_id)
+    return RowCounts(board.ledger.counts(), board.ended)
+
+
 def verify(store: Store, run_id: str) -> int:
     """Check the chain, rebuild what is kept and compare it with the checkpoints; entries applied."""
     return store.read(_verify, run_id)
 
 
 # -- inside --------------------------------------------------------------------------------------
+
+
+def _counts(txn: Txn, run_id: str) -> RowCounts | None:
+    told = progress(txn, run_id)
+    if told is None or told.height != journal.head(txn, subject_of(run_id)).height:
+        return None
+    return RowCounts(told.counts, told.ended)
 
 
 def _keep(txn: Txn, subject: str, height: int, checkpoint: bytes) -> None:

@@ -30,6 +30,7 @@ from holdfast.durable.journal import Kept
 from holdfast.durable.snapshot import Saved
 from holdfast.errors import Held, Invalid, NotFound, StoreCorrupt
 from holdfast.ledger.classes import Policy
+from holdfast.ledger.error_groups import ErrorGroup
 from holdfast.ledger.records import Part
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Row, Txn, operation
@@ -73,6 +74,9 @@ RUN = Transitions(
         (Status.CANCELLING, Event.SUPERSEDE): Status.SUPERSEDED,
     },
 )
+
+# Retries of retries that are followed.
+CHAIN_MAX = 1000
 
 GOING = frozenset({Status.INGESTING, Status.OPEN, Status.CANCELLING})
 
@@ -143,14 +147,24 @@ class Progress(Record, frozen=True):
     fenced: int = 0
     cost: float = 0.0
     tasks: int = 0
-    # (t_ms, done, failed, skipped, in flight, cost)
+    # (t_ms, done, failed, skipped, in flight, cost); t_ms is time of the drivers, as `time_ns`
     series: list[tuple[int, int, int, int, int, float]] = field(default_factory=list)
     # Calls that took [2^i, 2^(i+1)) microseconds.
     latency_log2_us: list[int] = field(default_factory=list)
-    # (error class, text, count), most frequent first.
-    errors: list[tuple[int, str, int]] = field(default_factory=list)
+    # By class and normalised text, most frequent first.
+    errors: list[ErrorGroup] = field(default_factory=list)
     # Succeeded, skipped, failed, cancelled; committed or not.
     ended: list[int] = field(default_factory=list)
+    # Failed rows by error class, 0 to 7: they add up to `ended[2]`.
+    failed_by_class: list[int] = field(default_factory=list)
+    # Time of the drivers so far, without the gaps between them: in all, before their first calls, and
+    # from the first call to the last end; and the rows that ended in the last. 0 in older records.
+    time_ns: int = 0
+    setup_ns: int = 0
+    calls_ns: int = 0
+    calls_rows: int = 0
+    # The head of the run's log that `counts` and `ended` are of; -1: not known.
+    height: int = -1
 
 
 class Other(Record, frozen=True):
@@ -309,6 +323,18 @@ def request_retry(txn: Txn, run_id: str) -> RunRecord:
 def progress(txn: Txn, run_id: str) -> Progress | None:
     row = txn.get(_key("c", run_id))
     return None if row is None else codec.unpack_as(Progress, row)
+
+
+def older_progress(txn: Txn, record: RunRecord) -> list[Progress]:
+    """The figures of the runs that this one is a retry of, the newest first."""
+    found: list[Progress] = []
+    while record.retry_of and len(found) < CHAIN_MAX:
+        found.append(progress(txn, record.retry_of) or Progress())
+        older = get(txn, record.retry_of)
+        if older is None:
+            break
+        record = older
+    return found
 
 
 def put_progress(txn: Txn, run_id: str, told: Progress) -> None:

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from itertools import pairwise
+from math import log
 from typing import NamedTuple
 
 from holdfast.clock import S
@@ -53,26 +55,47 @@ def tally(progress: Progress) -> Tally:
     return Tally(succeeded, skipped, failed, cancelled, counts[2], counts[7])
 
 
+def tally_of_all(newest: Progress, older: Sequence[Progress]) -> Tally:
+    """A retry and the runs before it as one: what failed in an older one was tried again in the next."""
+    last = tally(newest)
+    before = [tally(one) for one in older]
+    return last._replace(
+        succeeded=last.succeeded + sum(one.succeeded for one in before),
+        skipped=last.skipped + sum(one.skipped for one in before),
+        cancelled=last.cancelled + sum(one.cancelled for one in before),
+        committed=before[-1].committed if before else last.committed,
+    )
+
+
 class Pace(NamedTuple):
-    """Rows per second as an exponential moving average; None until two moments are known."""
+    """Rows per second as an exponential moving average; None until a row has ended.
+
+    `seconds` is the time that the average rests on, decayed as it is: a young average is the mean so far.
+    """
 
     at_ns: int
     ended: int
     per_s: float | None = None
+    seconds: float = PACE_HALF_LIFE_NS / S / log(2)
 
 
 def paced(pace: Pace | None, ended: int, now_ns: int) -> Pace:
-    """The pace after `ended` rows at `now_ns`. What was there at the first look is no speed."""
-    if pace is None or ended < pace.ended:
+    """The pace after `ended` rows at `now_ns`. What was there at the first look is no speed, and neither
+    is the time before the first row ended."""
+    if pace is None or ended < pace.ended or (pace.per_s is None and ended == pace.ended):
         return Pace(now_ns, ended)
     passed_ns = now_ns - pace.at_ns
     if passed_ns <= 0:
         return pace
     present = (ended - pace.ended) * S / passed_ns
-    if pace.per_s is None:
-        return Pace(now_ns, ended, present)
     kept: float = 0.5 ** (passed_ns / PACE_HALF_LIFE_NS)
-    return Pace(now_ns, ended, kept * pace.per_s + (1 - kept) * present)
+    weight = (1 - kept) * PACE_HALF_LIFE_NS / S / log(2)
+    if pace.per_s is None:
+        return Pace(now_ns, ended, present, weight)
+    seconds = kept * pace.seconds + weight
+    return Pace(
+        now_ns, ended, (kept * pace.seconds * pace.per_s + weight * present) / seconds, seconds
+    )
 
 
 def pace_of(series: Sequence[Point]) -> float | None:
@@ -83,13 +106,60 @@ def pace_of(series: Sequence[Point]) -> float | None:
     return None if pace is None else pace.per_s
 
 
+def took_ns(progress: Progress) -> int:
+    """The time of the run's drivers, without the gaps between them."""
+    return progress.time_ns or max(0, progress.updated_ns - progress.started_ns)
+
+
 def mean_rate(progress: Progress) -> float | None:
-    """Rows that ended per second. What had ended before the series began was no work of its time."""
+    """Rows that ended per second of the time from the first call to the last end, all drivers together."""
+    if progress.time_ns:
+        return progress.calls_rows * S / progress.calls_ns if progress.calls_ns > 0 else None
+    # Older records: what had ended before the series began was no work of its time.
     passed_ns, ended = progress.updated_ns - progress.started_ns, tally(progress).ended
     if progress.series:
         t_ms, done, failed, skipped, _, _ = progress.series[0]
         passed_ns, ended = passed_ns - t_ms * _MS, ended - done - failed - skipped
     return max(0, ended) * S / passed_ns if passed_ns > 0 else None
+
+
+def throughput(series: Sequence[Point], parts_max: int = 60) -> list[tuple[float, float, float]]:
+    """(begin, end, rows per second) of equal intervals from the first call to the last end, in seconds.
+
+    Each rate is that of its interval alone: the rates times their lengths add up to the rows that ended.
+    """
+    points = [
+        (t_ms / 1000, done + failed + skipped) for t_ms, done, failed, skipped, _, _ in series
+    ]
+    rows = [ended for _, ended in points]
+    if not points or rows[-1] <= rows[0]:
+        return []
+    busy = [at for at, point in enumerate(series) if point[4] or rows[at] > rows[0]]
+    first = max(busy[0] - (rows[busy[0]] > rows[0]), 0)
+    last = rows.index(rows[-1])
+    begin, end = points[first][0], points[last][0]
+    if end <= begin:
+        return []
+    parts = max(min(parts_max, last - first), 1)
+    edges = [begin + (end - begin) * at / parts for at in range(parts + 1)]
+    ended = _interpolated(points[first : last + 1], edges)
+    return [
+        (lo, hi, (b - a) / (hi - lo))
+        for (lo, hi), (a, b) in zip(pairwise(edges), pairwise(ended), strict=True)
+    ]
+
+
+def _interpolated(points: Sequence[tuple[float, int]], times: Sequence[float]) -> list[float]:
+    """The count at each of these ascending times, on straight lines between the points."""
+    found: list[float] = []
+    at = 0
+    for time in times:
+        while at + 2 < len(points) and points[at + 1][0] < time:
+            at += 1
+        (t0, n0), (t1, n1) = points[at], points[min(at + 1, len(points) - 1)]
+        share = min(max((time - t0) / (t1 - t0), 0.0), 1.0) if t1 > t0 else 1.0
+        found.append(n0 + (n1 - n0) * share)
+    return found
 
 
 def eta_ns(left: int, per_s: float | None) -> int | None:
@@ -148,9 +218,20 @@ def percent_text(part: int, whole: int) -> str:
     return f"{part * 100 // whole} %" if whole else "-"
 
 
-def counts_text(progress: Progress) -> str:
+def times_text(progress: Progress) -> str:
+    """`54 s: 50 s until the first call, 3 s of calls`."""
+    text = duration_text(took_ns(progress))
+    if not progress.time_ns:
+        return text
+    if not progress.calls_ns:
+        return f"{text}, no call yet"
+    setup, calls = duration_text(progress.setup_ns), duration_text(progress.calls_ns)
+    return f"{text}: {setup} until the first call, {calls} of calls"
+
+
+def counts_text(progress: Progress, older: Sequence[Progress] = ()) -> str:
     """`1,200 done, 4 failed, 30 skipped, 16 in flight`: zeros are left out, but for `done`."""
-    found = tally(progress)
+    found = tally_of_all(progress, older)
     parts = [f"{found.succeeded:,} done"]
     for count, word in (
         (found.failed, "failed"),

@@ -18,13 +18,11 @@ from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.rows import stream_of
 from holdfast.store.api import Store
 
-CHAIN_MAX = 1000
-
 
 def chain(store: Store, record: runs.RunRecord) -> list[runs.RunRecord]:
     """The run and those it is a retry of, newest first."""
     found = [record]
-    while found[-1].retry_of and len(found) < CHAIN_MAX:
+    while found[-1].retry_of and len(found) < runs.CHAIN_MAX:
         older = store.read(runs.get, found[-1].retry_of)
         if older is None:
             break

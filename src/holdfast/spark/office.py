@@ -7,7 +7,6 @@ rate, the figures that people watch. Requests come from many threads, one per co
 from __future__ import annotations
 
 import threading
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,14 +36,11 @@ from holdfast.spark import merge, wire
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Put
 from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.metrics import RunMetrics
 from holdfast.spark.pace import Pace
 from holdfast.spark.rows import stream_of
 from holdfast.store.api import Store, Txn
 
-LATENCY_BUCKETS = 32
-SERIES_MAX = 512
-ERRORS_SHOWN = 20
-ERRORS_KEPT = 500
 WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
 # One report: the largest result (`engine.RESULT_BYTES_MAX`) and what surrounds it.
@@ -66,6 +62,8 @@ class Office:
         record: runs.RunRecord,
         rate_per_s: float,
         clock: Clock = SYSTEM,
+        *,
+        same_driver: bool = False,
     ) -> None:
         self.store = store
         # Its wall clock tells people when a run was halted. Decisions are made by store time.
@@ -80,8 +78,9 @@ class Office:
         self.leaving = False
         self.sink_error: HoldfastError | None = None
         self.owners: set[str] = set()
-        self.started_ns = store.now_ns()
-        self._pace = Pace(rate_per_s, self.started_ns) if rate_per_s else None
+        now_ns = store.now_ns()
+        self._pace = Pace(rate_per_s, now_ns) if rate_per_s else None
+        self.metrics = RunMetrics(now_ns)
         self._reading = threading.Lock()
         self._input: Input | None = None
         self._sizes: Input | None = None
@@ -90,30 +89,18 @@ class Office:
         # Of the blocks that were put: all, and those whose rows came out of order.
         self._taken_bytes = 0
         self._unordered_bytes = 0
-        self._calls = 0
-        self._cost = 0.0
         self._reused = 0
         self._served: set[int] = set()
-        self._latency = [0] * LATENCY_BUCKETS
-        self._errors: Counter[tuple[int, str]] = Counter()
-        self._series: list[tuple[int, int, int, int, int, float]] = []
-        self._every = 1
-        self._sampled = 0
         if record.status is not runs.Status.INGESTING:
-            self._go_on(store.read(runs.progress, record.run_id))
+            self.metrics = RunMetrics(
+                now_ns,
+                store.read(runs.progress, record.run_id),
+                failed_by_class=desk.board.ledger.failed_by_class(),
+                same_driver=same_driver,
+            )
             self._open_input()
         else:
             self._blocks = store.read(runs.next_block, record.run_id)
-
-    def _go_on(self, told: runs.Progress | None) -> None:
-        """Figures are of the run, not of this process: what was spent before was spent."""
-        if told is None:
-            return
-        self.started_ns = told.started_ns
-        self._calls, self._cost = told.calls, told.cost
-        self._series = list(told.series)
-        self._latency = (list(told.latency_log2_us) + [0] * LATENCY_BUCKETS)[:LATENCY_BUCKETS]
-        self._errors = Counter({(kind, text): n for kind, text, n in told.errors})
 
     # --- the input --------------------------------------------------------------------------
 
@@ -223,10 +210,11 @@ class Office:
         puts: list[Put] = []
         answer: Answer | None = None
         failure: Exception | None = None
+        fresh = True
         with self.desk.lock:
             was = self.desk.board.halted
             try:
-                self._moves(step.moves, data, moved, entries, puts)
+                fresh = self._moves(step.moves, data, moved, entries, puts)
                 if step.claim is not None:
                     answer = self._granted_before(owner, step.held)
                     more: Entries = []
@@ -239,7 +227,10 @@ class Office:
             halted = self.desk.board.halted
             if halted is not None and was is None:
                 entries.append(halted)
-            self._note(step)
+            # A step that is only answered again tells of no new calls.
+            if fresh or not step.moves:
+                self.metrics.took(step.calls, step.cost, step.latency)
+            self._counted(entries)
             ticket = self.desk.enqueue(entries, puts)
         ticket.wait()
         if halted is not None and was is None:
@@ -258,8 +249,9 @@ class Office:
         moved: list[wire.Moved],
         entries: Entries,
         puts: list[Put],
-    ) -> None:
-        """Take each report; what came of it is added to the three lists."""
+    ) -> bool:
+        """Take each report; what came of it is added to the three lists. False: all came before."""
+        fresh = False
         at = 0
         for move in moves:
             batch = data[at : at + move.size]
@@ -279,16 +271,19 @@ class Office:
                 )
             except Fenced:
                 moved.append(wire.Moved(True, 0, ""))
+                fresh = True
                 continue
             stop = taken.stop or ("leaving" if self.leaving else "")
             moved.append(wire.Moved(False, taken.held, stop))
             if not more:
                 continue
+            fresh = True
             entries += more
             chunk = self._chunk(move, taken, batch)
             if chunk is not None:
                 page = self._first(move) // self.record.policy.page_rows
                 puts += runs.chunk_rows(self.record.run_id, page, height, chunk)
+        return fresh
 
     def mark_halted(self, halted: Halted) -> None:
         """The log has the illegal move; say it in the run's record: it is for a person now."""
@@ -332,17 +327,16 @@ class Office:
         board = self.desk.board
         others = []
         for other in move.others:
+            final = not again.holds(other.seq, other.seq + 1)
             if other.state == State.TERMINAL_FAIL:
-                self._errors[other.error_class, other.error[:200]] += 1
-            if not again.holds(other.seq, other.seq + 1):
+                self.metrics.errors.add(other.error_class, other.error, rows=int(final))
+            if final:
                 tries = _tries(board, other.seq)
                 others.append(
                     runs.Other(
                         other.seq, other.state, tries, other.error_class, other.error, other.raw
                     )
                 )
-        if len(self._errors) > ERRORS_KEPT:
-            self._errors = Counter(dict(self._errors.most_common(ERRORS_KEPT // 2)))
         if not others and not batch:
             return None
         tried = [
@@ -366,7 +360,7 @@ class Office:
                 for seq in range(lo, hi):
                     tries = _tries(self.desk.board, seq)
                     kind = int(ErrorClass.LEASE_EXPIRED)
-                    self._errors[kind, GONE] += 1
+                    self.metrics.errors.add(kind, GONE, rows=1)
                     pages.setdefault(seq // page_rows, []).append(
                         runs.Other(seq, int(State.TERMINAL_FAIL), tries, kind, GONE)
                     )
@@ -506,6 +500,7 @@ class Office:
     def reclaimed(self, entries: Entries) -> None:
         """With the lock held: log what was taken back."""
         if entries:
+            self._counted(entries)
             self.desk.enqueue(entries, self._lost(entries))
 
     def cancel(self) -> wire.Ok:
@@ -576,25 +571,18 @@ class Office:
     def progress(self) -> runs.Progress:
         now_ns = self.store.now_ns()
         if not self.desk.has_board:
-            return runs.Progress(now_ns, self.started_ns, [0] * 8)
+            return runs.Progress(now_ns, self.metrics.started_ns, [0] * 8)
         board = self.desk.board
-        self._sample(now_ns)
-        errors = [(kind, text, n) for (kind, text), n in self._errors.most_common(ERRORS_SHOWN)]
-        return runs.Progress(
-            updated_ns=now_ns,
-            started_ns=self.started_ns,
+        return self.metrics.progress(
+            now_ns,
             counts=board.ledger.counts(),
-            calls=self._calls,
+            ended=board.ended,
             reused=self._reused,
             retries=board.retries,
             reclaims=board.reclaims,
             fenced=board.fenced,
-            cost=self._cost,
             tasks=len(self.owners),
-            series=list(self._series),
-            latency_log2_us=list(self._latency),
-            errors=errors,
-            ended=list(board.ended),
+            height=self.desk.height,
         )
 
     def publish(self) -> None:
@@ -603,33 +591,11 @@ class Office:
             progress = self.progress()
         self.store.transact(runs.put_progress, self.record.run_id, progress)
 
-    def _note(self, step: wire.Step) -> None:
-        self._calls += step.calls
-        self._cost += step.cost
-        for i, count in enumerate(step.latency[:LATENCY_BUCKETS]):
-            self._latency[i] += count
-
-    def _sample(self, now_ns: int) -> None:
-        """One more point of the curve; every second one goes when there are too many."""
-        board = self.desk.board
-        succeeded, skipped, failed, _ = board.ended
-        in_flight = board.ledger.in_flight_count
-        point = (
-            (now_ns - self.started_ns) // 1_000_000,
-            succeeded,
-            failed,
-            skipped,
-            in_flight,
-            self._cost,
-        )
-        self._sampled += 1
-        if self._series and self._sampled % self._every:
-            self._series[-1] = point
-            return
-        self._series.append(point)
-        if len(self._series) > SERIES_MAX:
-            self._series = self._series[::2]
-            self._every *= 2
+    def _counted(self, entries: Entries) -> None:
+        """With the lock held: what decisions mean for the figures."""
+        ledger = self.desk.board.ledger
+        self.metrics.moved(entries)
+        self.metrics.stand(self.store.now_ns(), sum(ledger.ended), ledger.in_flight_count)
 
 
 def _child_of(owner: str) -> str:

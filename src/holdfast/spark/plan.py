@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import NotFound
 from holdfast.ledger import runs
-from holdfast.ledger.log import load
+from holdfast.ledger.log import counts as counts_of
 from holdfast.ledger.states import State
 from holdfast.store.api import Store
 
@@ -32,23 +32,23 @@ class Plan:
         if record.status is runs.Status.INGESTING:
             return cls(name, record.run_id, record.status.value, 0, 0, 0, 0, 0, 0, 0)
         try:
-            board = load(store, record.run_id)
+            found = counts_of(store, record.run_id)
         except NotFound:
             return cls(name, record.run_id, record.status.value, 0, 0, 0, 0, 0, 0, 0)
-        counts = board.ledger.counts()
-        succeeded, skipped, failed, _ = board.ended
+        counts = found.by_state
+        succeeded, skipped, failed, _ = found.ended
         begun = counts[State.IN_FLIGHT]
         return cls(
             name=name,
             run_id=record.run_id,
             status=record.status.value,
-            rows=board.size,
+            rows=record.size,
             to_run=counts[State.UNSEEN] + counts[State.DISPATCHED],
             to_retry=begun,
             reused=succeeded,
             failed=failed,
             skipped=skipped,
-            to_commit=board.size - counts[State.COMMITTED],
+            to_commit=record.size - counts[State.COMMITTED],
         )
 
     def __str__(self) -> str:

@@ -22,7 +22,6 @@ from holdfast.ledger import summary
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.runs import Progress, RunRecord, Status
-from holdfast.ledger.summary import Point
 from holdfast.spark import plots
 from holdfast.spark.plots import Column, Line
 
@@ -44,12 +43,15 @@ class Report:
         *,
         store: str = "",
         live: bool = False,
+        older: Sequence[Progress] = (),
     ) -> None:
         self.record = record
         self.progress = progress
         self.failed_sample = list(failed_sample)
         self.store = store
         self.live = live
+        # Of the runs that this one is a retry of.
+        self.older = list(older)
 
     @property
     def html(self) -> str:
@@ -59,6 +61,7 @@ class Report:
             failed_sample=self.failed_sample,
             store=self.store,
             live=self.live,
+            older=self.older,
         )
 
     def save(self, path: str | Path) -> Path:
@@ -86,13 +89,19 @@ class Report:
             f"{record.name}: {record.status.value}, run {record.run_id}",
             f"  rows    {record.size:,}: {summary.counts_text(progress)}",
             f"  calls   {summary.calls_text(progress)}",
-            f"  time    {summary.duration_text(_took_ns(progress))}, "
+            f"  time    {summary.times_text(progress)}, "
             f"{summary.rate_text(summary.mean_rate(progress))} on average",
         ]
+        if self.older:
+            lines.insert(
+                2, f"  in all  {summary.counts_text(progress, self.older)}, retried runs included"
+            )
         if where := sink_text(record):
             lines.append(f"  output  {where}")
-        for _, text, count in progress.errors[:3]:
-            lines.append(f"  error   {count:,} × {_short(text, 100)}")
+        for group in progress.errors[:3]:
+            lines.append(f"  error   {group.count:,} × {_short(group.text, 100)}")
+            if group.examples and group.examples[0] != group.text:
+                lines.append(f"          such as {_short(group.examples[0], 100)}")
         steps = summary.next_steps(record, progress, store=self.store, live=self.live)
         return "\n".join([*lines, *(f"  next    {step}" for step in steps)])
 
@@ -111,13 +120,14 @@ def html(
     failed_sample: Sequence[FailedRow],
     store: str = "",
     live: bool = False,
+    older: Sequence[Progress] = (),
 ) -> str:
     """The whole page."""
     steps = summary.next_steps(record, progress, store=store, live=live)
     sections = [
         _header(record, progress, live),
         _tiles(record, progress),
-        _share(record, progress),
+        _share(record, progress, older),
         _list("What to do next", steps),
         _plots(progress),
         _errors(progress),
@@ -167,8 +177,10 @@ def _tiles(record: RunRecord, progress: Progress) -> str:
         (f"{found.skipped:,}", "skipped", ""),
         (f"{progress.calls:,}", "calls made", ""),
         (f"{progress.reused:,}", "outcomes reused", ""),
-        (summary.duration_text(_took_ns(progress)), "time", ""),
-        (summary.rate_text(summary.mean_rate(progress)), "rows on average", ""),
+        (summary.duration_text(summary.took_ns(progress)), "time", ""),
+        (summary.duration_text(progress.setup_ns), "until the first call", ""),
+        (summary.duration_text(progress.calls_ns), "time of calls", ""),
+        (summary.rate_text(summary.mean_rate(progress)), "rows while calls were made", ""),
     ]
     if progress.cost > 0:
         tiles.append((summary.cost_text(progress.cost), "cost", ""))
@@ -184,7 +196,7 @@ def _tiles(record: RunRecord, progress: Progress) -> str:
     )
 
 
-def _share(record: RunRecord, progress: Progress) -> str:
+def _share(record: RunRecord, progress: Progress, older: Sequence[Progress]) -> str:
     """One bar of all rows, by what became of them."""
     found, size = summary.tally(progress), max(record.size, 1)
     parts = [
@@ -202,7 +214,14 @@ def _share(record: RunRecord, progress: Progress) -> str:
         f'<i class="{style}" style="width:{count / size:.4%}" title="{count:,} {word}"></i>'
         for count, word, style in shown
     )
-    return f'<section><div class="share">{bar}</div>{_legend([p[1:] for p in shown])}</section>'
+    legend = _legend([(word, style) for _, word, style in shown])
+    in_all = ""
+    if older:
+        told = (
+            f"In all, with the runs that this is a retry of: {summary.counts_text(progress, older)}"
+        )
+        in_all = f"<p>{_e(told)}</p>"
+    return f'<section><div class="share">{bar}</div>{legend}{in_all}</section>'
 
 
 def _plots(progress: Progress) -> str:
@@ -220,8 +239,13 @@ def _plots(progress: Progress) -> str:
             seconds, rows, label="rows over time", text=plots.count_text, stacked=True
         )
         figures.append(("Rows over time", _legend([(x.label, x.style) for x in rows]), told))
+        if steps := summary.throughput(series):
+            times = [edge for begin, end, _ in steps for edge in (begin, end)]
+            rates = Line("rows/s", "ok", [rate for _, _, rate in steps for _ in range(2)])
+            drawn = plots.over_time(times, [rates], label="throughput", text=plots.count_text)
+            note = f"rows/s in each of {len(steps):,} intervals from the first call on"
+            figures.append(("Throughput", f"<small>{_e(note)}</small>", drawn))
         for title, line, text in (
-            ("Throughput", Line("rows/s", "ok", speeds(series)), plots.count_text),
             ("In flight", Line("rows begun", "flight", [p[4] for p in series]), plots.count_text),
             ("Cost over time", Line("", "money", [p[5] for p in series]), summary.cost_text),
         ):
@@ -230,7 +254,7 @@ def _plots(progress: Progress) -> str:
                 figures.append((title, f"<small>{_e(line.label)}</small>", drawn))
     if any(progress.latency_log2_us):
         figures.append(_latency(progress.latency_log2_us))
-    if progress.errors:
+    if by_class(progress):
         figures.append(_by_class(progress))
     return (
         '<section class="plots">'
@@ -262,25 +286,37 @@ def _latency(buckets: Sequence[int]) -> tuple[str, str, str]:
 
 
 def _by_class(progress: Progress) -> tuple[str, str, str]:
-    totals: dict[int, int] = {}
-    for code, _, count in progress.errors:
-        totals[code] = totals.get(code, 0) + count
     columns = [
-        Column(class_text(code), count, f"{count:,} {class_text(code)}")
-        for code, count in sorted(totals.items(), key=lambda item: (-item[1], item[0]))
+        Column(class_text(code), count, f"{count:,} rows: {class_text(code)}")
+        for code, count in sorted(by_class(progress).items(), key=lambda item: (-item[1], item[0]))
     ]
     drawn = plots.bars(columns, label="failures by class", style="fail")
-    return "Failures by class", "<small>attempts, those retried too</small>", drawn
+    return "Failures by class", "<small>rows that failed for good</small>", drawn
+
+
+def by_class(progress: Progress) -> dict[int, int]:
+    """Failed rows by error class; older records know only what their errors tell."""
+    if any(progress.failed_by_class):
+        return {code: rows for code, rows in enumerate(progress.failed_by_class) if rows}
+    totals: dict[int, int] = {}
+    for group in progress.errors:
+        totals[group.error_class] = totals.get(group.error_class, 0) + group.count
+    return totals
 
 
 def _errors(progress: Progress) -> str:
     rows = [
-        (f"{count:,}", class_text(code), _short(text, ERROR_CHARS_MAX))
-        for code, text, count in progress.errors[:ERRORS_MAX]
+        (
+            f"{group.count:,}",
+            f"{group.rows:,}",
+            class_text(group.error_class),
+            _short(group.text, ERROR_CHARS_MAX),
+            _short("; ".join(group.examples), ERROR_CHARS_MAX),
+        )
+        for group in progress.errors[:ERRORS_MAX]
     ]
-    return (
-        _table("Most frequent errors", ("count", "class", "error"), rows, right=1) if rows else ""
-    )
+    header = ("attempts", "rows", "class", "error", "such as")
+    return _table("Most frequent errors", header, rows, right=1) if rows else ""
 
 
 def _sample(record: RunRecord, progress: Progress, sample: Sequence[FailedRow]) -> str:
@@ -332,16 +368,6 @@ def _config(record: RunRecord) -> str:
 # -- figures -------------------------------------------------------------------------------------
 
 
-def speeds(series: Sequence[Point]) -> list[float]:
-    """Rows per second at each point, smoothed as the live display does."""
-    pace = None
-    found = []
-    for t_ms, done, failed, skipped, _, _ in series:
-        pace = summary.paced(pace, done + failed + skipped, t_ms * 1_000_000)
-        found.append(pace.per_s or 0.0)
-    return [found[1] if len(found) > 1 else 0.0, *found[1:]]
-
-
 def quantile_us(buckets: Sequence[int], share: float) -> int:
     """The upper end of the bucket that holds this share of all calls."""
     wanted, seen = share * sum(buckets), 0
@@ -357,10 +383,6 @@ def class_text(code: int) -> str:
         return ErrorClass(code).name.lower()
     except ValueError:
         return f"class {code}"
-
-
-def _took_ns(progress: Progress) -> int:
-    return max(0, progress.updated_ns - progress.started_ns)
 
 
 def _us_text(us: int) -> str:

@@ -23,7 +23,7 @@ from holdfast.clock import SYSTEM
 from holdfast.errors import NotFound, from_wire
 from holdfast.ledger import runs
 from holdfast.ledger.failures import failed as failed_rows
-from holdfast.ledger.log import load
+from holdfast.ledger.log import counts as counts_of
 from holdfast.ledger.states import State
 from holdfast.spark import jobs, probe, wire
 from holdfast.spark.again import chain, failed_blocks
@@ -280,9 +280,9 @@ class Run:
                 raise RowsFailed(name=record.name, failed=failed, examples=self._examples())
 
     @classmethod
-    def of(cls, name: str, spark: SparkSession, store: str) -> Run:
+    def of(cls, name: str, spark: SparkSession, store: str | os.PathLike[str]) -> Run:
         """The latest run of a name as it stands: at work, finished, cancelled, with failed rows."""
-        home = open_store(store)
+        home = open_store(os.fspath(store))
         record = home.read(runs.latest, name)
         if record is None:
             home.close()
@@ -309,20 +309,18 @@ class Run:
     def counts(self) -> dict[str, int]:
         """Rows by state name. Those of the TERMINAL states count rows that ended so, committed or
         not: after a run COMMITTED is all of them and the four add up to it."""
-        boards = [load(self._store, record.run_id) for record in self._chain]
-        newest = boards[0]
-        counts = {
-            state.name: count for state, count in zip(State, newest.ledger.counts(), strict=True)
-        }
+        found = [counts_of(self._store, record.run_id) for record in self._chain]
+        newest = found[0]
+        counts = {state.name: count for state, count in zip(State, newest.by_state, strict=True)}
         # What failed in an older run of the chain was tried again in the newer one.
-        succeeded, skipped = (sum(board.ended[i] for board in boards) for i in (0, 1))
+        succeeded, skipped = (sum(one.ended[i] for one in found) for i in (0, 1))
         counts[State.TERMINAL_SUCCESS.name] = succeeded
         counts[State.TERMINAL_SKIP.name] = skipped
         counts[State.TERMINAL_FAIL.name] = newest.ended[2]
-        counts[State.TERMINAL_CANCEL.name] = sum(board.ended[3] for board in boards)
-        if not newest.finished:
+        counts[State.TERMINAL_CANCEL.name] = sum(one.ended[3] for one in found)
+        if sum(newest.ended) < sum(newest.by_state):
             return counts
-        counts[State.COMMITTED.name] = boards[-1].ledger.committed_count
+        counts[State.COMMITTED.name] = found[-1].by_state[State.COMMITTED]
         return counts
 
     def output(self) -> DataFrame:
@@ -363,7 +361,8 @@ class Run:
         """Figures and plots: shows itself in a notebook, `.save("run.html")`, prints as text."""
         progress = self.progress()
         sample = failed_rows(self._store, self._record, progress, limit=SAMPLE_ROWS)
-        return Report(self._record, progress, sample, store=self._store.url)
+        older = self._store.read(runs.older_progress, self._record)
+        return Report(self._record, progress, sample, store=self._store.url, older=older)
 
     def write(self, output: str | os.PathLike[str] | Sink) -> None:
         """Write the rows that succeeded to `output`: again, if it is gone, or to another place.

@@ -230,7 +230,9 @@ class Service:
             return Office(self.store, desk, record, self.charge.rate_per_s)
         log, board = open_run(self.store, record.run_id, self.lease)
         desk = Desk(board, log)
-        office = Office(self.store, desk, record, self.charge.rate_per_s)
+        office = Office(
+            self.store, desk, record, self.charge.rate_per_s, same_driver=self.charge.again
+        )
         if board.halted is None and not self.charge.again:
             with desk.lock:
                 office.reclaimed(board.drop_all(self.store.now_ns())[1])
