@@ -142,6 +142,8 @@ def _show(store: Store, args: argparse.Namespace) -> None:
     if older:
         in_all = f"{summary.counts_text(progress, older)}, retried runs included"
         pairs += [("retry of", record.retry_of), ("in all", in_all)]
+    if record.stopped:
+        pairs.append(("stopped", record.stopped))
     if record.halted:
         pairs.append(("halted", record.halted))
     if record.retry_requested_ns:
@@ -302,6 +304,8 @@ def _status(seen: Seen) -> str:
     record = seen.record
     status = record.status.value
     if record.status in runs.GOING:
+        if record.stopped:
+            status += ", stopped"
         if record.cancel_requested_ns:
             status += ", to be cancelled"
         if not seen.live:
@@ -363,6 +367,7 @@ def _document(seen: Seen) -> dict[str, Any]:
         "updated_ns": progress.updated_ns,
         "finished_ns": record.finished_ns,
         "halted": record.halted,
+        "stopped": record.stopped,
         "retry_of": record.retry_of,
         "cancel_requested_ns": record.cancel_requested_ns,
         "retry_requested_ns": record.retry_requested_ns,

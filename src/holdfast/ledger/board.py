@@ -20,7 +20,8 @@ down again; but first when it holds up the commit, for then nothing else can mov
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import NoReturn
 
@@ -30,7 +31,8 @@ from holdfast.errors import Fenced, IllegalTransition, Invalid
 from holdfast.ledger import judge
 from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
 from holdfast.ledger.choose import choose, leading
-from holdfast.ledger.classes import Policy
+from holdfast.ledger.classes import ErrorClass, Policy
+from holdfast.ledger.error_text import normalise
 from holdfast.ledger.ledger import illegal
 from holdfast.ledger.position import Dump, Holding, Position, adopter
 from holdfast.ledger.ranges import Range
@@ -41,15 +43,20 @@ from holdfast.ledger.records import (
     Cancelled,
     Cancelling,
     Committed,
+    Counted,
     Done,
     Halted,
     Leased,
     LogEntry,
     Opened,
+    Reclaimed,
+    Resumed,
     Retuned,
     Ripened,
+    Stopped,
 )
 from holdfast.ledger.states import REPORTED, State
+from holdfast.ledger.stop_rules import GONE, error_id, reached
 
 Entries = list[LogEntry]
 
@@ -152,6 +159,8 @@ class Board(Position):
             return Stop("halted"), []
         if self.cancelling:
             return Stop("cancelling"), []
+        if self.stopped is not None:
+            return Stop("stopped"), []
         now_ns = max(now_ns, self.decided_ns)
         entries: Entries = []
         if self.resting and self.resting[0][0] <= now_ns:
@@ -176,8 +185,12 @@ class Board(Position):
         done: Sequence[Done] = (),
         begin: Sequence[Range] = (),
         now_ns: int,
+        errors: Mapping[int, str] | None = None,
     ) -> tuple[Taken, Entries]:
-        """Take a grant's report number n: rows that ended, rows that are about to be begun."""
+        """Take a grant's report number n: rows that ended, rows that are about to be begun.
+
+        `errors` has the text of failed rows by seq; it is looked at when the stop rules count equal errors.
+        """
         self._check_running()
         now_ns = max(now_ns, self.decided_ns)
         held = self.grants.get(epoch)
@@ -194,16 +207,40 @@ class Board(Position):
         if n != held.n + 1:
             raise Invalid(what="n", why="out of order", epoch=epoch, found=n, expected=held.n + 1)
         # Rows that a cancellation has ended meanwhile are refused, and not held against their owner.
-        stop = "cancelling" if self.cancelling else ""
+        stop = "cancelling" if self.cancelling else "stopped" if self.stopped else ""
         begun = [] if stop else [(lo, hi) for lo, hi in begin]
         wrong = judge.misfit(self, held, done, begun)
         if wrong is not None:
             self._halt(wrong, held.owner, now_ns)
         final, retried = judge.judge(self, done, now_ns)
         self._expires[epoch] = max(self._expires[epoch], now_ns + self.policy.lease_ns)
-        entry = Advanced(now_ns, epoch, n, digest, final, retried, begun, stop)
-        entries = [self._decide(entry)]
+        if not stop and self.policy.stop.armed and (why := self._reached(final, errors or {})):
+            # The rows that this report would begin are not begun any more.
+            stop, begun = "stopped", []
+            entries = [
+                self._decide(Advanced(now_ns, epoch, n, digest, final, retried, begun, stop))
+            ]
+            entries += self._count(final, errors or {}, now_ns)
+            if not self.finished:
+                entries.append(self._decide(Stopped(now_ns, why)))
+        else:
+            entry = Advanced(now_ns, epoch, n, digest, final, retried, begun, stop)
+            entries = [self._decide(entry)]
+            if self.policy.stop.same_error:
+                entries += self._count(final, errors or {}, now_ns)
         return Taken(held.rows, not stop, stop, retried), entries
+
+    def was_taken(self, epoch: int, n: int) -> bool:
+        """Whether a grant's report of this number was taken: it comes again."""
+        told = self.grants.get(epoch) or self.over.get(epoch)
+        return told is not None and any(reply.n == n for reply in told.replies)
+
+    def spend(self, cost: float, now_ns: int) -> Entries:
+        """Count what calls cost, if a stop rule asks for it."""
+        if not cost or not self.policy.stop.cost or self.halted is not None:
+            return []
+        now_ns = max(now_ns, self.decided_ns)
+        return [self._decide(Counted(now_ns, cost, [])), *self._stop([], now_ns)]
 
     def heartbeat(self, epoch: int, now_ns: int) -> int:
         """The grant lives on; until when. Not logged."""
@@ -258,6 +295,12 @@ class Board(Position):
         if not self.cancelling or now_ns < self.grace_ends_ns or not self.grants:
             return False, []
         return True, [self._decide(Cancelled(max(now_ns, self.decided_ns)))]
+
+    def resume(self, now_ns: int) -> Entries:
+        """Somebody starts the run again: it is handed out, and the stop rules count anew."""
+        if self.halted is not None or not (self.stopped or self.policy.stop.armed):
+            return []
+        return [self._decide(Resumed(max(now_ns, self.decided_ns)))]
 
     def retune(self, policy: Policy, now_ns: int) -> tuple[bool, Entries]:
         """Decide by other budgets and times from here on; False when they are the same."""
@@ -362,7 +405,57 @@ class Board(Position):
             return [], []
         now_ns = max(now_ns, self.decided_ns)
         gone = sorted(epochs)
-        return gone, [self._decide(judge.reclaim(self, epoch, why, now_ns)) for epoch in gone]
+        entries: Entries = []
+        for epoch in gone:
+            entry = judge.reclaim(self, epoch, why, now_ns)
+            entries.append(self._decide(entry))
+            entries += self._count_lost(entry, now_ns)
+        return gone, entries
+
+    # -- stop rules ----------------------------------------------------------------------------
+
+    def _reached(self, final: Sequence[Done], errors: Mapping[int, str]) -> str:
+        """The stop rule that is reached when these rows have ended, in words."""
+        failed = [done for done in final if done.code == State.TERMINAL_FAIL]
+        failed_rows = sum(done.hi - done.lo for done in failed)
+        so_far = self.counted()
+        tally = so_far._replace(
+            failed=so_far.failed + failed_rows,
+            ended=so_far.ended + sum(done.hi - done.lo for done in final),
+        )
+        alike = _alike(failed, errors) if self.policy.stop.same_error else {}
+        return reached(
+            self.policy.stop,
+            tally,
+            [
+                (self.stop_errors.get(error, 0) + rows, text)
+                for error, (rows, text) in alike.items()
+            ],
+        )
+
+    def _count(self, final: Sequence[Done], errors: Mapping[int, str], now_ns: int) -> Entries:
+        if not self.policy.stop.same_error:
+            return []
+        alike = _alike([done for done in final if done.code == State.TERMINAL_FAIL], errors)
+        counted = [(error, rows) for error, (rows, _) in sorted(alike.items())]
+        return [self._decide(Counted(now_ns, 0.0, counted))] if counted else []
+
+    def _count_lost(self, entry: Reclaimed, now_ns: int) -> Entries:
+        """Rows that a reclaim failed for good count as those that were reported."""
+        rows = sum(hi - lo for lo, hi in entry.failed)
+        if not rows or not self.policy.stop.armed:
+            return []
+        error = error_id(ErrorClass.LEASE_EXPIRED, GONE)
+        entries: Entries = []
+        if self.policy.stop.same_error:
+            entries.append(self._decide(Counted(now_ns, 0.0, [(error, rows)])))
+        return entries + self._stop([(self.stop_errors.get(error, 0), GONE)], now_ns)
+
+    def _stop(self, alike: Sequence[tuple[int, str]], now_ns: int) -> Entries:
+        if self.stopped is not None or self.cancelling or self.finished:
+            return []
+        why = reached(self.policy.stop, self.counted(), alike)
+        return [self._decide(Stopped(now_ns, why))] if why else []
 
     def _fence(self, epoch: int) -> Fenced:
         self.fenced += 1
@@ -383,6 +476,21 @@ class Board(Position):
             halted.seq, halted.prior, halted.attempted, halted.owner, halted.decided_ns,
             why=halted.why,
         )  # fmt: skip
+
+
+def _alike(failed: Sequence[Done], errors: Mapping[int, str]) -> dict[int, tuple[int, str]]:
+    """Failed rows by their error: how many, and the error in words."""
+    texts = Counter(
+        (done.error_class, errors.get(seq, ""))
+        for done in failed
+        for seq in range(done.lo, done.hi)
+    )
+    found: dict[int, tuple[int, str]] = {}
+    for (error_class, text), rows in texts.items():
+        error = error_id(error_class, text)
+        told = f"{ErrorClass(error_class).name.lower()}: {normalise(text)}"
+        found[error] = found.get(error, (0, ""))[0] + rows, told
+    return found
 
 
 def _check_claim(owner: str, rows: int, begin: int) -> None:

@@ -12,6 +12,7 @@ from enum import Enum, IntEnum
 
 from holdfast.codec import Record
 from holdfast.errors import Invalid
+from holdfast.ledger.stop_rules import StopRules
 from holdfast.retry import Backoff, spread
 
 # `attempts` of a row is one byte.
@@ -58,6 +59,8 @@ class Policy(Record, frozen=True):
     backoff_first_ns: int = S // 10
     backoff_factor: float = 2.0
     backoff_max_ns: int = 60 * S
+    # When the run stops handing out by itself.
+    stop: StopRules = StopRules()
 
     def __post_init__(self) -> None:
         _check("attempts_max", self.attempts_max, 1, ATTEMPTS_MAX)

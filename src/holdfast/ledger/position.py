@@ -20,6 +20,8 @@ from collections import deque
 from collections.abc import Iterable
 from heapq import heappop, heappush
 
+from msgspec import field
+
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.errors import Invalid, StoreCorrupt
@@ -34,15 +36,19 @@ from holdfast.ledger.records import (
     Cancelled,
     Cancelling,
     Committed,
+    Counted,
     Halted,
     Leased,
     LogEntry,
     Opened,
     Reclaimed,
+    Resumed,
     Retuned,
     Ripened,
+    Stopped,
 )
 from holdfast.ledger.states import REPORTED, Event
+from holdfast.ledger.stop_rules import Tally, add_errors
 
 # Answers that are kept for repeats: of one grant, and grants that are over.
 REPLIES_KEPT = 16
@@ -119,6 +125,12 @@ class Dump(Record, frozen=True):
     over: list[Over]
     pages: list[Page]
     ended: list[int]
+    # Of the stop rules: what was reached; rows that had failed and ended when they began to count; cost and
+    # equal errors since.
+    stopped: Stopped | None = None
+    stop_base: tuple[int, int] = (0, 0)
+    stop_cost: float = 0.0
+    stop_errors: list[tuple[int, int]] = field(default_factory=list)
 
 
 def adopter(from_run: str) -> str:
@@ -151,6 +163,11 @@ class Position:
         self.cancelling = False
         self.grace_ends_ns = 0
         self.halted: Halted | None = None
+        self.stopped: Stopped | None = None
+        # Rows that had failed and ended when the stop rules began to count; cost and equal errors since.
+        self._stop_base = (0, 0)
+        self._stop_cost = 0.0
+        self.stop_errors: dict[int, int] = {}
         # When the last entry was decided; time never runs backward in a log.
         self.decided_ns = 0
 
@@ -167,6 +184,11 @@ class Position:
     def finished(self) -> bool:
         """Every row is terminal for good."""
         return self.ledger.final_count == self.size
+
+    def counted(self) -> Tally:
+        """What counts towards the stop rules so far."""
+        failed, ended = self._stop_base
+        return Tally(self.ledger.ended[2] - failed, sum(self.ledger.ended) - ended, self._stop_cost)
 
     # -- the fold ------------------------------------------------------------------------------
 
@@ -199,6 +221,15 @@ class Position:
                 self._adopted(entry)
             case Retuned():
                 self.policy = entry.policy
+            case Counted():
+                self._stop_cost += entry.cost
+                self.stop_errors = add_errors(self.stop_errors, entry.errors)
+            case Stopped():
+                self.stopped = entry
+            case Resumed():
+                self.stopped = None
+                self._stop_base = (self.ledger.ended[2], sum(self.ledger.ended))
+                self._stop_cost, self.stop_errors = 0.0, {}
             case Halted():
                 self.halted = entry
             case Opened():
@@ -364,6 +395,10 @@ class Position:
                 list(self.over.values()),
                 self.ledger.ranges(),
                 self.ledger.ended,
+                self.stopped,
+                self._stop_base,
+                self._stop_cost,
+                sorted(self.stop_errors.items()),
             )
         )
 
@@ -383,6 +418,10 @@ class Position:
         self.grace_ends_ns = told.grace_ends_ns
         self.cancelling = told.cancelling
         self.halted = told.halted
+        self.stopped = told.stopped
+        self._stop_base = told.stop_base
+        self._stop_cost = told.stop_cost
+        self.stop_errors = dict(told.stop_errors)
         # Sorted is a heap, too.
         self.resting = list(told.resting)
         for ended in told.over:

@@ -11,6 +11,9 @@ applied, so a replay on another day gives the same bits.
     Cancelled   the grace is over: begun rows are cancelled, grants void
     Committed   rows up to here are in the sink, as this version
     Retuned     budgets and times of the policy are others from here on
+    Counted     what counts towards the stop rules besides how rows ended: cost, and equal errors
+    Stopped     a stop rule was reached: nothing is handed out or begun any more
+    Resumed     somebody started the run again: it is handed out, and the stop rules count anew
     Halted      an illegal move was attempted; nothing moves any more
 
 Entries say what was decided, not why: the policy that led to a retry is not asked again.
@@ -136,6 +139,22 @@ class Retuned(Record, frozen=True, tag="retuned"):
     policy: Policy
 
 
+class Counted(Record, frozen=True, tag="counted"):
+    decided_ns: int
+    cost: float
+    # (the id of an error, rows that it ended for good)
+    errors: list[tuple[int, int]]
+
+
+class Stopped(Record, frozen=True, tag="stopped"):
+    decided_ns: int
+    why: str
+
+
+class Resumed(Record, frozen=True, tag="resumed"):
+    decided_ns: int
+
+
 class Halted(Record, frozen=True, tag="halted"):
     decided_ns: int
     seq: int
@@ -156,6 +175,9 @@ LogEntry = (
     | Cancelled
     | Committed
     | Retuned
+    | Counted
+    | Stopped
+    | Resumed
     | Halted
 )
 

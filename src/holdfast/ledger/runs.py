@@ -126,6 +126,8 @@ class RunRecord(Record, frozen=True):
     retry_failed: bool = True
     # Its rows are being removed.
     deleting: bool = False
+    # The stop rule that was reached, in words; the run is open and nothing is handed out.
+    stopped: str = ""
 
     @property
     def blocks_run(self) -> str:
@@ -312,9 +314,10 @@ def request_cancel(txn: Txn, run_id: str) -> RunRecord:
 
 @operation
 def request_retry(txn: Txn, run_id: str) -> RunRecord:
-    """Ask that the next run of this name tries the failed rows again."""
+    """Ask that the next run of this name tries the failed rows again. A run that was stopped by its rules
+    goes on first; the rows that had failed are tried when it is through."""
     was = the(txn, run_id)
-    if was.status is not Status.FINISHED:
+    if was.status is not Status.FINISHED and not (was.status is Status.OPEN and was.stopped):
         why = "it is still going" if was.status in GOING else "only a finished run is retried"
         raise Invalid(what="run", why=why, run=run_id, status=was.status.value)
     return _asked(txn, replace(was, retry_requested_ns=txn.now_ns))

@@ -288,6 +288,15 @@ def next_steps(
         steps = [f"it goes on; stop it with: holdfast runs cancel {name}{option}"]
     elif record.status is Status.INGESTING:
         steps = ["its driver is gone and the input was not all read: run the stage again"]
+    elif record.status is Status.OPEN and record.stopped:
+        asked = bool(record.retry_requested_ns)
+        steps = [
+            f"it stopped: {record.stopped}",
+            "mend the cause, then run the stage again: it goes on where it was",
+            "rows that had failed are tried again then"
+            if asked
+            else f"include what failed: {again}",
+        ]
     elif record.status is Status.OPEN:
         steps = ["its driver is gone: run the stage again, it goes on where it was"]
     elif record.status is Status.CANCELLING:

@@ -18,23 +18,41 @@ from holdfast.spark.session import session
 
 if TYPE_CHECKING:
     from holdfast.spark.error_classes import transient
+    from holdfast.spark.errors import RowsFailed, RunStopped
     from holdfast.spark.outcome import Call, Fail, Retry, Skip
     from holdfast.spark.run import Run
     from holdfast.spark.stage import Stage
+    from holdfast.spark.stop import Stop
     from holdfast.spark.tls import Tls
 
 _HOMES = {
     "Call": "outcome",
     "Fail": "outcome",
     "Retry": "outcome",
+    "RowsFailed": "errors",
     "Run": "run",
+    "RunStopped": "errors",
     "Skip": "outcome",
     "Stage": "stage",
+    "Stop": "stop",
     "Tls": "tls",
     "transient": "error_classes",
 }
 
-__all__ = ["Call", "Fail", "Retry", "Run", "Skip", "Stage", "Tls", "session", "transient"]
+__all__ = [
+    "Call",
+    "Fail",
+    "Retry",
+    "RowsFailed",
+    "Run",
+    "RunStopped",
+    "Skip",
+    "Stage",
+    "Stop",
+    "Tls",
+    "session",
+    "transient",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -14,6 +14,7 @@ StoreError
 ├── RunHalted        the ledger saw an illegal move: a bug; the run is kept for a look
 ├── OutputUnreadable this Spark has no file system for the output; its rows are there
 ├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
+├── RunStopped       a bound of stop_after was reached; the run is open, run again to go on
 └── RowsFailed       on_fail="raise", and rows failed
 """
 
@@ -82,6 +83,14 @@ class OutputUnreadable(StoreError):
 class RunFailed(StoreError):
     code = "run_failed"
     hint = "what is done is kept: run the stage again, it resumes"
+
+
+class RunStopped(StoreError):
+    code = "run_stopped"
+    hint = (
+        "mend the cause and run the stage again: it goes on, and the bounds count anew; "
+        "`holdfast runs retry` includes the rows that had failed"
+    )
 
 
 class RowsFailed(StoreError):

@@ -10,6 +10,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, iso_time
 from holdfast.config import VALUE_BYTES_MAX
@@ -30,7 +32,7 @@ from holdfast.ledger.board import Board, Entries
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.log import load
 from holdfast.ledger.ranges import Ranges
-from holdfast.ledger.records import Halted, Part, Reclaimed
+from holdfast.ledger.records import Halted, Part, Reclaimed, Stopped
 from holdfast.ledger.states import State
 from holdfast.spark import merge, wire
 from holdfast.spark.client import ServiceLost
@@ -210,11 +212,15 @@ class Office:
         puts: list[Put] = []
         answer: Answer | None = None
         failure: Exception | None = None
-        fresh = True
         with self.desk.lock:
-            was = self.desk.board.halted
+            board, was = self.desk.board, self.desk.board.halted
+            fresh = not step.moves or not all(
+                board.was_taken(move.epoch, move.n) for move in step.moves
+            )
             try:
-                fresh = self._moves(step.moves, data, moved, entries, puts)
+                if fresh:
+                    entries += self.desk.board.spend(step.cost, self.store.now_ns())
+                self._moves(step.moves, data, moved, entries, puts)
                 if step.claim is not None:
                     answer = self._granted_before(owner, step.held)
                     more: Entries = []
@@ -228,13 +234,15 @@ class Office:
             if halted is not None and was is None:
                 entries.append(halted)
             # A step that is only answered again tells of no new calls.
-            if fresh or not step.moves:
+            if fresh:
                 self.metrics.took(step.calls, step.cost, step.latency)
             self._counted(entries)
             ticket = self.desk.enqueue(entries, puts)
         ticket.wait()
         if halted is not None and was is None:
             self.mark_halted(halted)
+        if any(isinstance(entry, Stopped) for entry in entries):
+            self.mark_stopped()
         if failure is not None:
             raise failure
         if isinstance(answer, Wait) and step.wait_ms and step.claim is not None:
@@ -249,9 +257,8 @@ class Office:
         moved: list[wire.Moved],
         entries: Entries,
         puts: list[Put],
-    ) -> bool:
-        """Take each report; what came of it is added to the three lists. False: all came before."""
-        fresh = False
+    ) -> None:
+        """Take each report; what came of it is added to the three lists."""
         at = 0
         for move in moves:
             batch = data[at : at + move.size]
@@ -260,6 +267,9 @@ class Office:
             told = move.size + sum(4 * len(one.error) + len(one.raw) for one in move.others)
             if told > REPORT_BYTES_MAX:
                 raise ValueTooLarge(what="report", bytes=told, max=REPORT_BYTES_MAX)
+            errors = None
+            if self.desk.board.policy.stop.same_error:
+                errors = {other.seq: other.error for other in move.others}
             try:
                 taken, more = self.desk.board.advance(
                     move.epoch,
@@ -268,22 +278,38 @@ class Office:
                     done=move.done,
                     begin=() if self.leaving else move.begin,
                     now_ns=self.store.now_ns(),
+                    errors=errors,
                 )
             except Fenced:
                 moved.append(wire.Moved(True, 0, ""))
-                fresh = True
                 continue
             stop = taken.stop or ("leaving" if self.leaving else "")
             moved.append(wire.Moved(False, taken.held, stop))
             if not more:
                 continue
-            fresh = True
             entries += more
             chunk = self._chunk(move, taken, batch)
             if chunk is not None:
                 page = self._first(move) // self.record.policy.page_rows
                 puts += runs.chunk_rows(self.record.run_id, page, height, chunk)
-        return fresh
+
+    def mark_stopped(self) -> None:
+        """The log has what stopped the run, or that it goes on: say it in the run's record."""
+        stopped = self.desk.board.stopped
+        why = stopped.why if stopped is not None else ""
+        if self.record.stopped != why and self.record.status in runs.GOING:
+            self.record = self.store.transact(
+                _changed, self.desk.log.lease, self.record.run_id, {"stopped": why}
+            )
+
+    def resume(self) -> wire.Ok:
+        """A driver runs it again: the stop rules count anew."""
+        with self.desk.lock:
+            entries = self.desk.board.resume(self.store.now_ns())
+            ticket = self.desk.enqueue(entries)
+        ticket.wait()
+        self.mark_stopped()
+        return wire.Ok()
 
     def mark_halted(self, halted: Halted) -> None:
         """The log has the illegal move; say it in the run's record: it is for a person now."""
@@ -527,8 +553,10 @@ class Office:
             if ask.lo in self._served:
                 self._reused += ask.hi - ask.lo
             self._served.add(ask.lo)
+            stopped = self.desk.board.stopped
         if cancelled or not ready:
-            return wire.Table(ready, cancelled), b""
+            why = stopped.why if stopped is not None else ""
+            return wire.Table(ready, cancelled, stopped=why), b""
         self.desk.flush()
         assert self._outcomes is not None
         with self._reading:
@@ -566,7 +594,12 @@ class Office:
                 codec.pack(self.progress()),
                 self.desk.height.to_bytes(8, "big"),
                 self._taken_bytes,
+                self._stopped(),
             )
+
+    def _stopped(self) -> str:
+        stopped = self.desk.board.stopped if self.desk.has_board else None
+        return stopped.why if stopped is not None else ""
 
     def progress(self) -> runs.Progress:
         now_ns = self.store.now_ns()
@@ -590,6 +623,7 @@ class Office:
         with self.desk.lock:
             progress = self.progress()
         self.store.transact(runs.put_progress, self.record.run_id, progress)
+        self.mark_stopped()
 
     def _counted(self, entries: Entries) -> None:
         """With the lock held: what decisions mean for the figures."""
@@ -614,6 +648,14 @@ def _moved(
 ) -> runs.RunRecord:
     txn.require_live(lease)
     return runs.move(txn, run_id, event, **changes)
+
+
+def _changed(txn: Txn, lease: Lease, run_id: str, changes: dict[str, Any]) -> runs.RunRecord:
+    """Change fields of the run's record; its status stays."""
+    txn.require_live(lease)
+    record = replace(runs.the(txn, run_id), **changes)
+    runs.put(txn, record)
+    return record
 
 
 def _without_blocks(txn: Txn, lease: Lease, run_id: str, numbers: list[int]) -> None:

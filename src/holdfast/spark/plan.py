@@ -23,6 +23,7 @@ class Plan:
     failed: int
     skipped: int
     to_commit: int
+    stopped: str = ""
 
     @classmethod
     def of(cls, store: Store, name: str) -> Plan:
@@ -49,6 +50,7 @@ class Plan:
             failed=failed,
             skipped=skipped,
             to_commit=record.size - counts[State.COMMITTED],
+            stopped=record.stopped,
         )
 
     def __str__(self) -> str:
@@ -56,8 +58,10 @@ class Plan:
             return f"{self.name}: no run yet; every row of the input will be run"
         if self.status == runs.Status.INGESTING.value:
             return f"{self.name}: the input was not taken in to the end; it will be, from the start"
+        stopped = f"  it stopped: {self.stopped}\n" if self.stopped else ""
         return (
             f"{self.name}: {self.status}, run {self.run_id}\n"
+            f"{stopped}"
             f"  {self.rows:,} rows in all\n"
             f"  {self.to_run:,} to run\n"
             f"  {self.to_retry:,} begun and not reported: to be tried again, one at a time\n"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ from holdfast.spark.errors import (
     RunCancelled,
     RunFailed,
     RunHalted,
+    RunStopped,
 )
 from holdfast.spark.export import export
 from holdfast.spark.fingerprint import plan_of
@@ -195,6 +197,8 @@ class Drive:
             stand = self._watch(self._start(body, tasks))
             if stand.over:
                 break
+            if stand.stopped:
+                raise self._stopped(stand)
             assert self._job is not None
             if self._job.killed:
                 raise self._cancelled(self._job)
@@ -225,6 +229,18 @@ class Drive:
         """Whether tasks of the last job ended because their time was up."""
         assert self._job is not None
         return any(row.state == "turn" for row in self._job.result or [])
+
+    def _stopped(self, stand: wire.Stand) -> RunStopped:
+        progress = codec.unpack_as(runs.Progress, stand.progress)
+        done, skipped, failed, _ = progress.ended
+        return RunStopped(
+            name=self.name,
+            run_id=self.record().run_id,
+            why=stand.stopped,
+            done=done + skipped,
+            failed=failed,
+            left=sum(progress.counts) - sum(progress.ended),
+        )
 
     def _start(self, body: Pull, tasks: int) -> jobs.Job:
         from pyspark.sql.types import LongType, StringType, StructField, StructType
@@ -264,6 +280,29 @@ class Drive:
         return sum(progress.ended) == sum(progress.counts)
 
 
+@dataclass(frozen=True)
+class RunStatus:
+    status: str
+    # The rule that stopped it, or the illegal move that halted it; empty for neither.
+    reason: str
+    cancel_requested: bool
+    retry_requested: bool
+
+
+class StatusText(str):
+    """The status of a run: equal to its text, and callable for all of it."""
+
+    _whole: RunStatus
+
+    def __new__(cls, whole: RunStatus) -> StatusText:
+        made = super().__new__(cls, whole.status)
+        made._whole = whole
+        return made
+
+    def __call__(self) -> RunStatus:
+        return self._whole
+
+
 class Run:
     """A run of a stage that is over (or, by `Run.of`, as it stands)."""
 
@@ -298,8 +337,16 @@ class Run:
         return self._record.name
 
     @property
-    def status(self) -> str:
-        return self._record.status.value
+    def status(self) -> StatusText:
+        """The status as text; called, `run.status()` tells more: why it stopped or halted, what is asked of it."""
+        record = self._record
+        status = RunStatus(
+            record.status.value,
+            record.stopped or record.halted,
+            bool(record.cancel_requested_ns),
+            bool(record.retry_requested_ns),
+        )
+        return StatusText(status)
 
     def progress(self) -> runs.Progress:
         """The last figures of the run: calls, cost, retries, latencies."""

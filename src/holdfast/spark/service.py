@@ -77,7 +77,7 @@ ANOTHER_DRIVER = "another driver was faster; run it again, it goes on with that 
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel
+_ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel | wire.Resume
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -239,6 +239,8 @@ class Service:
         if board.halted is None and record.policy != board.policy:
             with desk.lock:
                 desk.enqueue(board.retune(record.policy, self.store.now_ns())[1])
+        if not self.charge.again:
+            office.resume()
         # The log knows more than the record if the last service died between the two.
         if board.halted is not None:
             office.mark_halted(board.halted)
@@ -348,6 +350,8 @@ class Service:
             return sealed, b""
         if isinstance(request, wire.Cancel):
             return office.cancel(), b""
+        if isinstance(request, wire.Resume):
+            return office.resume(), b""
         if isinstance(request, wire.Leave):
             threading.Thread(target=self.leave, daemon=True).start()
             return wire.Ok(), b""

@@ -29,7 +29,8 @@ from holdfast.errors import Invalid, NotFound
 from holdfast.ledger import prune, runs
 from holdfast.ledger.board import ROWS_MAX
 from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
-from holdfast.spark import again, code, jobs
+from holdfast.ledger.stop_rules import StopRules
+from holdfast.spark import again, code, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.caller import takes_row
 from holdfast.spark.engine import Duty
@@ -49,6 +50,7 @@ from holdfast.spark.run import Drive, Prepared, Run, sink_at
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink
 from holdfast.spark.sinks.object_place import given_options
+from holdfast.spark.stop import Stop
 from holdfast.spark.tls import Tls, authority
 from holdfast.store import open as open_store
 from holdfast.store.api import Store, address_of
@@ -100,6 +102,7 @@ class Stage:
         lease_s: float = 15,
         grace_s: float = 10,
         on_fail: Literal["keep", "raise"] = "keep",
+        stop_after: Stop | None = None,
         meta: bool = False,
         version: str = "1",
         tasks: int | Literal["dynamic"] = 0,
@@ -146,6 +149,8 @@ class Stage:
             raise NotAStage(what="tls", why="holdfast.spark.Tls(cert, key, ca)", found=tls)
         if progress not in MODES:
             raise NotAStage(what="progress", why=f"one of {MODES}", found=progress)
+        if stop_after is not None and not isinstance(stop_after, Stop):
+            raise NotAStage(what="stop_after", why="a holdfast.spark.Stop", found=stop_after)
         # A page is made of whole batches.
         pages = self.batch_rows * max(PAGE_ROWS // self.batch_rows, 1) if batch else PAGE_ROWS
         self.policy = Policy(
@@ -157,6 +162,7 @@ class Stage:
             batch_rows=self.batch_rows,
             # The commit goes by whole files: it is behind by up to one of them at any time.
             ahead_rows_max=ahead_rows and _whole("ahead_rows", ahead_rows, 0) + self.file_rows,
+            stop=stop_after.rules() if stop_after is not None else StopRules(),
         )
 
     # --- what users call --------------------------------------------------------------------
@@ -316,6 +322,7 @@ class Stage:
         place = (home.url, self.name)
         held = _open.get(place)
         if held is not None and record is not None and record.run_id == held.run_id:
+            held.ask(wire.Resume())
             return held, record
         _leave(home, self.name)
         keeper = self._keeper(home, spark, record, prepared, None, seen)
@@ -436,6 +443,9 @@ class Stage:
                 duty = self._duty(keeper, found, prepared)
                 drive.pull(duty, prepared.function, self._task_count(spark, slots))
                 found = drive.record()
+        if found.status is runs.Status.FINISHED and found.retry_requested_ns:
+            # It had stopped, and its failed rows were marked meanwhile.
+            return self._retry(home, spark, found, prepared, found.run_id)
         warm()
         return Run(found, home, spark, on_fail=self.on_fail)
 
@@ -518,6 +528,7 @@ class Stage:
         """The service of the run: that of its lazy form, which lives on, or one for now."""
         held = _open.get((home.url, self.name))
         if held is not None and record is not None and record.run_id == held.run_id:
+            held.ask(wire.Resume())
             yield held
             return
         _leave(home, self.name)

@@ -26,7 +26,7 @@ from holdfast.spark import wire
 from holdfast.spark.child import Verdict, frame
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty
-from holdfast.spark.errors import RowsFailed, RunCancelled
+from holdfast.spark.errors import RowsFailed, RunCancelled, RunStopped
 from holdfast.spark.rows import table_of
 
 # Deaths in a row of children that reported nothing: then it is not a row's fault.
@@ -180,6 +180,8 @@ class Ranges(msgspec.Struct, frozen=True):
                 raise RunCancelled(run_id=self.duty.run_id)
             if self.strict and answer.failed:
                 raise RowsFailed(failed=answer.failed, example=answer.example)
+            if not answer.ready and answer.stopped:
+                raise RunStopped(run_id=self.duty.run_id, why=answer.stopped)
             if not answer.ready:
                 raise ChildFailed(why="rows of this task are not finished", lo=lo, hi=hi)
             if answer.large:

@@ -133,12 +133,27 @@ class Cancel(Message, frozen=True):
     pass
 
 
+class Resume(Message, frozen=True):
+    """Hand out again, if a stop rule was reached: its counts begin anew."""
+
+
 class Leave(Message, frozen=True):
     """Stop serving, in good order: what is pending is committed, the lease is given back."""
 
 
 Request = (
-    Hello | Step | Beat | Tokens | PutBlock | DropInput | Outcomes | Seal | Status | Cancel | Leave
+    Hello
+    | Step
+    | Beat
+    | Tokens
+    | PutBlock
+    | DropInput
+    | Outcomes
+    | Seal
+    | Status
+    | Cancel
+    | Resume
+    | Leave
 )
 
 # --- what is answered ---------------------------------------------------------------------------
@@ -203,6 +218,8 @@ class Table(Message, frozen=True):
     example: str = ""
     # Too much for a frame: ask for fewer rows.
     large: bool = False
+    # The stop rule that was reached, in words.
+    stopped: str = ""
 
 
 class Sealed(Message, frozen=True):
@@ -221,6 +238,8 @@ class Stand(Message, frozen=True):
     position: bytes
     # Of the input, so far.
     taken_bytes: int = 0
+    # The stop rule that was reached, in words.
+    stopped: str = ""
 
 
 class Ok(Message, frozen=True):
