@@ -352,6 +352,16 @@ class Board(Position):
             due.append(self.grace_ends_ns)
         return min(due, default=None)
 
+    def would_answer(self, lo: int, hi: int, now_ns: int) -> bool:
+        """Whether a claim of [lo, hi) would be answered with rows or an end. Changes nothing."""
+        if self.halted is not None or self.cancelling or self.stopped is not None or self.finished:
+            return True
+        if self.resting and self.resting[0][0] <= now_ns:
+            return True
+        if choose(self, 1, lo, hi)[0]:
+            return True
+        return (lo, hi) != (0, self.size) and self.ledger.is_final(lo, hi)
+
     def stats(self) -> dict[str, int]:
         return {
             "fenced": self.fenced,

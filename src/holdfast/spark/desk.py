@@ -10,7 +10,7 @@ error, and the process ends. The next one starts from the log.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from holdfast.errors import HoldfastError, StoreError
 from holdfast.ledger.board import Board
@@ -45,11 +45,12 @@ class Ticket:
 
 
 class Desk:
-    """`lock` guards the board; `changed` tells whoever waits for it to move."""
+    """`lock` guards the board; `changed` tells the commit, and `on_change` the children that wait, that it moved."""
 
     def __init__(self, board: Board | None, log: RunLog) -> None:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
+        self.on_change: Callable[[], None] = lambda: None
         self.log = log
         self.error: HoldfastError | None = None
         self.height = log.next_height - 1
@@ -84,6 +85,7 @@ class Desk:
         self._work.notify()
         if entries:
             self.changed.notify_all()
+            self.on_change()
         return ticket
 
     def check(self) -> None:

@@ -36,11 +36,12 @@ from holdfast.ledger.records import Halted, Part, Reclaimed, Stopped
 from holdfast.ledger.states import State
 from holdfast.spark import merge, wire
 from holdfast.spark.client import ServiceLost
-from holdfast.spark.desk import Desk, Put
+from holdfast.spark.desk import Desk, Put, Ticket
 from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.metrics import RunMetrics
 from holdfast.spark.pace import Pace
 from holdfast.spark.rows import stream_of
+from holdfast.spark.wait_queue import Rows, WaitQueue
 from holdfast.store.api import Store, Txn
 
 WAIT_MS_MAX = 5000
@@ -93,6 +94,8 @@ class Office:
         self._unordered_bytes = 0
         self._reused = 0
         self._served: set[int] = set()
+        self._waiting = WaitQueue(desk.lock, self._claimable, lambda: bool(desk.board.resting))
+        desk.on_change = self._waiting.wake
         if record.status is not runs.Status.INGESTING:
             self.metrics = RunMetrics(
                 now_ns,
@@ -237,8 +240,11 @@ class Office:
             if fresh:
                 self.metrics.took(step.calls, step.cost, step.latency)
             self._counted(entries)
-            ticket = self.desk.enqueue(entries, puts)
-        ticket.wait()
+            # Who is told to wait is told nothing that must be durable.
+            idle = not (step.moves or entries or puts or failure) and isinstance(answer, Wait)
+            ticket = None if idle else self.desk.enqueue(entries, puts)
+        if ticket is not None:
+            ticket.wait()
         if halted is not None and was is None:
             self.mark_halted(halted)
         if any(isinstance(entry, Stopped) for entry in entries):
@@ -435,21 +441,34 @@ class Office:
     def _wait(self, owner: str, claim: wire.Claim, answer: Answer, wait_ms: int) -> Answer:
         """For the empty-handed: until rows are free again, or the time is up."""
         until_ns = self.store.now_ns() + min(wait_ms, WAIT_MS_MAX) * 1_000_000
-        while isinstance(answer, Wait):
-            with self.desk.lock:
+        ticket: Ticket | None = None
+        with self.desk.lock, self._waiting.place((claim.lo, claim.hi)) as place:
+            while True:
                 # Asked again before it waits: rows may have come free since it was told to wait.
                 answer, entries = self._claim(owner, claim)
-                ticket = self.desk.enqueue(entries) if entries else None
+                if entries:
+                    ticket = self.desk.enqueue(entries)
                 now_ns = self.store.now_ns()
-                if isinstance(answer, Wait) and now_ns < until_ns:
-                    # What is due already may still be waiting for the next tick.
-                    due_ns = min(max(answer.until_ns or until_ns, now_ns + SPIN_NS), until_ns)
-                    self.desk.changed.wait((due_ns - now_ns) / 1e9)
-            if ticket is not None:
-                ticket.wait()
-            if now_ns >= until_ns:
-                break
+                if not isinstance(answer, Wait) or now_ns >= until_ns:
+                    break
+                due_ns = until_ns
+                if place.first and self.desk.board.resting:
+                    due_ns = min(max(self.desk.board.resting[0][0], now_ns + SPIN_NS), until_ns)
+                place.wait((due_ns - now_ns) / 1e9)
+        if ticket is not None:
+            ticket.wait()
         return answer
+
+    def _claimable(self, rows: Rows) -> bool:
+        """Whether a child that asks for these rows would be told anything but to wait."""
+        board = self.desk.board
+        lo, hi = rows
+        hi = board.size if hi < 0 else min(hi, board.size)
+        return self.leaving or board.would_answer(lo, hi, self.store.now_ns())
+
+    def wake_all(self) -> None:
+        """With the lock held: nothing is handed out any more, and children that wait are told so."""
+        self._waiting.wake_all()
 
     def _stepped(
         self, moved: list[wire.Moved], answer: Answer | None, stop: str

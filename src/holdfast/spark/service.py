@@ -185,6 +185,7 @@ class Service:
         office = self.office
         with office.desk.lock:
             office.leaving = True
+            office.wake_all()
             office.desk.changed.notify_all()
             until_ns = SYSTEM.mono_ns() + DRAIN_NS
             while office.at_work() and (left_ns := until_ns - SYSTEM.mono_ns()) > 0:
