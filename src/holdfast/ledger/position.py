@@ -238,6 +238,7 @@ class Position:
     def _adopted(self, entry: Adopted) -> None:
         """The moves of a row that is called, each checked by the table; the grant is never held."""
         self.epoch = entry.epoch
+        failed, ended = self.ledger.ended[2], sum(self.ledger.ended)
         held = Holding(entry.epoch, adopter(entry.from_run), False)
         for one in entry.rows:
             self.unseen.remove(one.lo, one.hi)
@@ -248,6 +249,11 @@ class Position:
                 one.lo, one.hi, REPORTED[one.code], held, epoch=entry.epoch,
                 reason=one.error_class,
             )  # fmt: skip
+        # What was paid for before counts towards no stop rule.
+        self._stop_base = (
+            self._stop_base[0] + self.ledger.ended[2] - failed,
+            self._stop_base[1] + sum(self.ledger.ended) - ended,
+        )
 
     def _leased(self, entry: Leased) -> None:
         held = self.grants[entry.epoch] = Holding(entry.epoch, entry.owner, entry.alone)

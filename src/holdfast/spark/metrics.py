@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from holdfast.ledger import runs
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.error_groups import ErrorGroups
-from holdfast.ledger.records import Advanced, LogEntry, Reclaimed
+from holdfast.ledger.records import Adopted, Advanced, LogEntry, Reclaimed
 from holdfast.ledger.states import State
 
 LATENCY_BUCKETS = 32
@@ -33,14 +33,13 @@ class RunMetrics:
         now_ns: int,
         known: runs.Progress | None = None,
         *,
-        failed_by_class: Sequence[int] = (),
         same_driver: bool = False,
     ) -> None:
         known = known or runs.Progress(now_ns, now_ns)
         self.started_ns = known.started_ns
         self.calls, self.cost = known.calls, known.cost
         self.errors = ErrorGroups(known.errors)
-        self.failed_by_class = list(failed_by_class) or [0] * _CLASSES
+        self.failed_by_class = [0] * _CLASSES
         self._latency = (list(known.latency_log2_us) + [0] * LATENCY_BUCKETS)[:LATENCY_BUCKETS]
         self._series = list(known.series)
         self._every = 1
@@ -150,8 +149,8 @@ def failed_for_good(entries: Iterable[LogEntry]) -> Counter[int]:
     """Rows by error class that these decisions failed for good."""
     found: Counter[int] = Counter()
     for entry in entries:
-        if isinstance(entry, Advanced):
-            for done in entry.done:
+        if isinstance(entry, Advanced | Adopted):
+            for done in entry.done if isinstance(entry, Advanced) else entry.rows:
                 if done.code == State.TERMINAL_FAIL:
                     found[done.error_class] += done.hi - done.lo
         elif isinstance(entry, Reclaimed):

@@ -100,7 +100,6 @@ class Office:
             self.metrics = RunMetrics(
                 now_ns,
                 store.read(runs.progress, record.run_id),
-                failed_by_class=desk.board.ledger.failed_by_class(),
                 same_driver=same_driver,
             )
             self._open_input()
@@ -206,6 +205,8 @@ class Office:
         self._outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
         with self.desk.lock:
             self._reused = sum(self.desk.board.ended[:2])
+            # Rows that were adopted may have failed.
+            self.metrics.failed_by_class = self.desk.board.ledger.failed_by_class()
 
     # --- work -------------------------------------------------------------------------------
 

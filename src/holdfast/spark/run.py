@@ -220,6 +220,8 @@ class Drive:
         """Do the run's work in a thread of the driver, without a Spark job, until the run is over."""
         self._job = jobs.Job(self.spark, self.tag, action)
         stand = self._watch(self._job)
+        if stand.stopped and not stand.over:
+            raise self._stopped(stand)
         if not stand.over:
             error = self._job.error
             why = jobs.reason(error) if error else "the work ended and rows are left"
