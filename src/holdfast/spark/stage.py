@@ -32,6 +32,7 @@ from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.ledger.stop_rules import StopRules
 from holdfast.spark import again, code, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
+from holdfast.spark.arguments import checked_key, checked_number, whole_number
 from holdfast.spark.caller import takes_row
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
@@ -114,24 +115,24 @@ class Stage:
     ) -> None:
         self.name = name
         self.fn = fn
-        self.key = _checked_key(key)
+        self.key = checked_key(key)
         self.schema = schema
         self.store = store
         self.retry_on = _checked_errors(retry_on)
-        self.concurrency = _whole("concurrency", concurrency, 1, CONCURRENCY_MAX)
-        self.rate_per_s = _checked("rate_per_s", rate_per_s, 0)
-        self.timeout_s = _checked("timeout_s", timeout_s, 0.001)
-        self.batch_rows = _whole("batch_rows", batch_rows, 1, ROWS_MAX) if batch else 0
-        self.flush_rows = _whole("flush_rows", flush_rows, 1, 100_000)
-        self.file_rows = _whole("file_rows", file_rows, 1)
-        self.file_bytes = _whole("file_bytes", file_bytes, 1)
+        self.concurrency = whole_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
+        self.rate_per_s = checked_number("rate_per_s", rate_per_s, 0)
+        self.timeout_s = checked_number("timeout_s", timeout_s, 0.001)
+        self.batch_rows = whole_number("batch_rows", batch_rows, 1, ROWS_MAX) if batch else 0
+        self.flush_rows = whole_number("flush_rows", flush_rows, 1, 100_000)
+        self.file_rows = whole_number("file_rows", file_rows, 1)
+        self.file_bytes = whole_number("file_bytes", file_bytes, 1)
         self.on_fail = on_fail
         self.meta = meta
         self.version = version
         self.dynamic = tasks == "dynamic"
-        self.tasks = 0 if tasks == "dynamic" else _whole("tasks", tasks, 0)
+        self.tasks = 0 if tasks == "dynamic" else whole_number("tasks", tasks, 0)
         self.ledger_host = checked_host(ledger_host)
-        self.ledger_port = _whole("ledger_port", ledger_port, 0, PORT_MAX)
+        self.ledger_port = whole_number("ledger_port", ledger_port, 0, PORT_MAX)
         self.bind = bind
         self.tls = tls
         self.progress = progress
@@ -154,14 +155,15 @@ class Stage:
         # A page is made of whole batches.
         pages = self.batch_rows * max(PAGE_ROWS // self.batch_rows, 1) if batch else PAGE_ROWS
         self.policy = Policy(
-            attempts_max=_whole("attempts", attempts, 1, ATTEMPTS_MAX),
-            retries_max=_whole("retry_budget", retry_budget, 0),
-            lease_ns=int(_checked("lease_s", lease_s, 0.1, TTL_S_MAX) * 1e9),
-            grace_ns=int(_checked("grace_s", grace_s, 0, TTL_S_MAX) * 1e9),
+            attempts_max=whole_number("attempts", attempts, 1, ATTEMPTS_MAX),
+            retries_max=whole_number("retry_budget", retry_budget, 0),
+            lease_ns=int(checked_number("lease_s", lease_s, 0.1, TTL_S_MAX) * 1e9),
+            grace_ns=int(checked_number("grace_s", grace_s, 0, TTL_S_MAX) * 1e9),
             page_rows=pages,
             batch_rows=self.batch_rows,
             # The commit goes by whole files: it is behind by up to one of them at any time.
-            ahead_rows_max=ahead_rows and _whole("ahead_rows", ahead_rows, 0) + self.file_rows,
+            ahead_rows_max=ahead_rows
+            and whole_number("ahead_rows", ahead_rows, 0) + self.file_rows,
             stop=stop_after.rules() if stop_after is not None else StopRules(),
         )
 
@@ -658,29 +660,6 @@ def _absolute(url: str) -> str:
 
 def _shown(packed: str) -> str:
     return str(codec.unpack(bytes.fromhex(packed)).get("path", "")) if packed else "nowhere"
-
-
-def _checked(what: str, found: Any, low: float, high: float | None = None) -> Any:
-    if not isinstance(found, int | float) or isinstance(found, bool):
-        raise NotAStage(what=what, why="a number", found=found)
-    if not low <= found < float("inf") or (high is not None and found > high):
-        raise NotAStage(what=what, why="out of bounds", found=found, min=low, max=high)
-    return found
-
-
-def _whole(what: str, found: Any, low: int, high: int | None = None) -> int:
-    if not isinstance(found, int):
-        raise NotAStage(what=what, why="a whole number", found=found)
-    return int(_checked(what, found, low, high))
-
-
-def _checked_key(key: Any) -> list[str]:
-    found = [key] if isinstance(key, str) else list(key) if isinstance(key, Sequence) else []
-    if not found or not all(isinstance(one, str) and one for one in found):
-        raise NotAStage(what="key", why="the name of a column, or a list of them", found=key)
-    if len(set(found)) < len(found):
-        raise NotAStage(what="key", why="a column is named twice", found=key)
-    return found
 
 
 def _checked_errors(rules: Any) -> tuple[Rule, ...]:
