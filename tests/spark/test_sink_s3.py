@@ -14,6 +14,8 @@ from moto.server import ThreadedMotoServer
 from obstore.store import S3Store
 
 from holdfast.errors import Invalid
+from holdfast.ledger.runs import RunRecord
+from holdfast.spark.again import sink_of
 from holdfast.spark.sinks import (
     NOTHING,
     Base,
@@ -293,3 +295,13 @@ def test_a_run_that_succeeds_another_one_in_s3_keeps_unchanged_objects(bucket: B
     assert isinstance(kept[0], KeptPart)
     with pytest.raises(OutputTaken):
         first.finish()
+
+
+def test_the_output_of_a_retry_lies_below_and_has_the_same_credentials(bucket: Bucket) -> None:
+    record = RunRecord("run-1", "labels", sink=dict(bucket.sink().spec()))
+    spec = sink_of(record, 1)
+    assert spec["path"] == f"{bucket.out}/_holdfast/retry-1"
+    below = open_sink(spec)
+    below.begin("run-2", "labels", SCHEMA)
+    below.commit(*part(0))
+    assert below.parts("run-2")[0].startswith(f"{bucket.out}/_holdfast/retry-1/part-")

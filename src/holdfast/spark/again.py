@@ -8,7 +8,6 @@ what users see of a run is all of them together.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pyarrow as pa
 
@@ -49,7 +48,7 @@ def sink_of(record: runs.RunRecord, number: int) -> dict[str, str | int | bool]:
     """Where a retry puts its rows: beside what is committed, or into the same table."""
     spec = dict(record.sink)
     if spec.get("kind") == "parquet":
-        spec["path"] = str(Path(str(spec["path"])) / "_holdfast" / f"retry-{number}")
+        spec["path"] = f"{spec['path']}/_holdfast/retry-{number}"
     elif spec.get("kind") == "delta":
         spec["append"] = True
     return spec

@@ -43,6 +43,9 @@ def keep_options(url: str, options: Mapping[str, str] | None) -> None:
 
 
 def options_of(url: str) -> dict[str, str]:
+    """Those of the URL, or of the nearest one above it."""
+    while url not in _options and "/" in url.partition("://")[2]:
+        url = url.rpartition("/")[0]
     return dict(_options.get(url, {}))
 
 
