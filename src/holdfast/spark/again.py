@@ -14,6 +14,7 @@ import pyarrow as pa
 from holdfast.ledger import runs
 from holdfast.spark import merge
 from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.match import HASHES
 from holdfast.spark.rows import stream_of
 from holdfast.store.api import Store
 
@@ -34,11 +35,12 @@ def failed_blocks(store: Store, record: runs.RunRecord) -> Iterator[tuple[bytes,
     source = Input(store, record)
     outcomes = Outcomes(store, record, Input(store, record))
     page_rows = record.policy.page_rows
+    columns = [*source.schema.names, *(HASHES if record.match_digest else ())]
     for lo in range(0, record.size, page_rows):
         seqs = outcomes.failed(lo, min(lo + page_rows, record.size)).column("_seq").to_pylist()
         if not seqs:
             continue
-        table = source.rows([(seq, seq + 1) for seq in seqs]).combine_chunks()
+        table = source.rows([(seq, seq + 1) for seq in seqs], columns).combine_chunks()
         for batch in table.to_batches():
             for piece in merge.cut(batch, merge.BLOCK_ROWS, merge.BLOCK_BYTES):
                 yield stream_of(pa.Table.from_batches([piece])), piece.num_rows

@@ -15,7 +15,7 @@ import asyncio
 import functools
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -31,6 +31,10 @@ from holdfast.spark.coercion import WrongSchema
 from holdfast.spark.error_classes import Rule, Rules, retry_after_s
 from holdfast.spark.outcome import Call, Fail, Retry, Skip
 from holdfast.spark.rows import Encoder, tabulated
+
+# The run and seq that a row had first, by its seq here.
+Origin = tuple[str, int]
+Origins = Mapping[int, Origin]
 
 SKIP_COLUMN = "_skip"
 FAIL_COLUMN = "_fail"
@@ -84,8 +88,8 @@ class Caller:
         if not self._with_call and _takes_call_by_name(fn):
             self.fn, self._with_call = (lambda subject, call: fn(subject, call=call)), True
 
-    def one(self, seq: int, row: Row, attempt: int) -> Ended:
-        call = Call(self.run_id, seq, attempt)
+    def one(self, seq: int, row: Row, attempt: int, origin: Origin | None = None) -> Ended:
+        call = Call(self.run_id, seq, attempt, origin=origin)
         began = SYSTEM.mono_ns()
         before = forks.made
         try:
@@ -98,8 +102,10 @@ class Caller:
                 forks.leave(error)
             return self._raised(call, error, began)
 
-    async def one_async(self, seq: int, row: Row, attempt: int) -> Ended:
-        call = Call(self.run_id, seq, attempt)
+    async def one_async(
+        self, seq: int, row: Row, attempt: int, origin: Origin | None = None
+    ) -> Ended:
+        call = Call(self.run_id, seq, attempt, origin=origin)
         began = SYSTEM.mono_ns()
         try:
             coroutine = self.fn(row, call) if self._with_call else self.fn(row)
@@ -109,16 +115,20 @@ class Caller:
         except BaseException as error:
             return self._raised(call, error, began)
 
-    def batch(self, seqs: Sequence[int], table: pa.Table, attempt: int) -> BatchEnded:
+    def batch(
+        self, seqs: Sequence[int], table: pa.Table, attempt: int, origins: Origins | None = None
+    ) -> BatchEnded:
         began = SYSTEM.mono_ns()
-        ended = _Batches(self, seqs, attempt)
+        ended = _Batches(self, seqs, attempt, origins)
         ended.run(table, 0)
         return ended.result(_micros(began))
 
-    async def batch_async(self, seqs: Sequence[int], table: pa.Table, attempt: int) -> BatchEnded:
+    async def batch_async(
+        self, seqs: Sequence[int], table: pa.Table, attempt: int, origins: Origins | None = None
+    ) -> BatchEnded:
         """As `batch`, for `async def`: the coroutine runs on this loop, halves one by one."""
         began = SYSTEM.mono_ns()
-        ended = _Batches(self, seqs, attempt)
+        ended = _Batches(self, seqs, attempt, origins)
         await ended.run_async(table, 0, self.timeout_s)
         return ended.result(_micros(began))
 
@@ -167,9 +177,12 @@ class Caller:
 class _Batches:
     """One batch and the halves it falls into when the function raises."""
 
-    def __init__(self, caller: Caller, seqs: Sequence[int], attempt: int) -> None:
+    def __init__(
+        self, caller: Caller, seqs: Sequence[int], attempt: int, origins: Origins | None = None
+    ) -> None:
         self.caller = caller
         self.seqs = seqs
+        self.origins = origins or {}
         self.attempt = attempt
         self.calls = 0
         self.cost = 0.0
@@ -225,7 +238,21 @@ class _Batches:
         """A half has a key of its own: to the outside it is another request than the whole."""
         self.calls += 1
         first, last = self.seqs[at], self.seqs[at + table.num_rows - 1]
-        return Call(self.caller.run_id, first, self.attempt, last=last, rows=table.num_rows)
+        origin = self._origin(at, at + table.num_rows) if self.origins else None
+        return Call(
+            self.caller.run_id, first, self.attempt, last=last, rows=table.num_rows, origin=origin
+        )
+
+    def _origin(self, lo: int, hi: int) -> Origin | None:
+        """Of rows that an earlier run had first, all of them and side by side as here."""
+        first = self.origins.get(self.seqs[lo])
+        if first is None:
+            return None
+        run_id, seq = first
+        for i in range(lo, hi):
+            if self.origins.get(self.seqs[i]) != (run_id, seq + self.seqs[i] - self.seqs[lo]):
+                return None
+        return first
 
     def _call(self, table: pa.Table, call: Call) -> Any:
         fn = self.caller.fn

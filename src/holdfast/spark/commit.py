@@ -21,10 +21,11 @@ import pyarrow as pa
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.ledger import runs
+from holdfast.spark import succession
 from holdfast.spark.office import Office
 from holdfast.spark.part_cuts import PartCuts, Span
 from holdfast.spark.row_sizes import Sizes, row_width
-from holdfast.spark.sinks import Begun, KeptPart, OutputError, Part, Sink
+from holdfast.spark.sinks import KeptPart, OutputError, Part, Sink
 
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
@@ -112,11 +113,11 @@ class Committer:
         if self.sink is None:
             return
         record = self.office.record
-        version, kept = Begun(self.sink.begin(record.run_id, record.name, self._rows.schema), ())
-        if version >= final:
-            raise OutputAhead(name=record.name, output=version + 1, ledger=final)
-        self._cuts = self._cut(kept)
-        self._at = version + 1
+        begun = succession.begin(self.sink, self.office.store, record, self._rows.schema)
+        if begun.version >= final:
+            raise OutputAhead(name=record.name, output=begun.version + 1, ledger=final)
+        self._cuts = self._cut(begun.kept)
+        self._at = begun.version + 1
         self._logged(self._at)
 
     def _cut(self, kept: Sequence[KeptPart]) -> PartCuts:
@@ -179,6 +180,7 @@ class Committer:
         until_ns = SYSTEM.mono_ns() + PATIENCE_NS
         while self.sink is not None and not self._stopping:
             try:
+                # Kept parts are among them only where the sink answered with them.
                 self.sink.commit_many(parts)
                 return
             except HoldfastError as error:

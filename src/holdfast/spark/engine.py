@@ -457,7 +457,12 @@ class Engine:
             )
         )
         rows: Any = table if self.duty.batch_rows else rows_of(table)
-        return Held(grant.epoch, seqs, attempts, rows, grant.alone, grant.begun)
+        origins = {
+            seq: (run_id, first + seq - lo)
+            for lo, hi, run_id, first in grant.origins
+            for seq in range(lo, hi)
+        }
+        return Held(grant.epoch, seqs, attempts, rows, grant.alone, grant.begun, origins=origins)
 
     def _adapt(self) -> None:
         if self.duty.batch_rows or self.duty.rate or self._mean_us == UNKNOWN_US:

@@ -121,6 +121,7 @@ def ingest(
     connect: Callable[[], Put],
     *,
     match: Sequence[str] | None = None,
+    keep: Sequence[str] | None = None,
     block_rows: int = BLOCK_ROWS,
     block_bytes: int = BLOCK_BYTES,
     memory_bytes: int = MEMORY_BYTES,
@@ -129,7 +130,7 @@ def ingest(
     check_input(df, key)
     body = TaskBody(connect, tuple(key), block_rows, block_bytes)
     match = df.columns if match is None else match
-    hashed = with_hashes(df, match)
+    hashed = with_hashes(df, match, keep)
     if sort:
         named = [fingerprint.quoted(name) for name in key]
         hashed = hashed.repartitionByRange(*named).sortWithinPartitions(*named)
@@ -158,11 +159,14 @@ def ingest(
     )
 
 
-def with_hashes(df: DataFrame, match: Sequence[str]) -> DataFrame:
-    """The input, the hash of each row, and the two hashes of its `match` columns."""
+def with_hashes(
+    df: DataFrame, match: Sequence[str], keep: Sequence[str] | None = None
+) -> DataFrame:
+    """The input or the columns to keep of it, the hash of each row, and the two of its `match`."""
+    kept = ["*"] if keep is None else [fingerprint.quoted(name) for name in keep]
     pair = zip(HASHES, fingerprint.match_hashes(df.schema, match), strict=True)
     hashes = [column.alias(name) for name, column in pair]
-    return df.select("*", fingerprint.row_hash(df.schema).alias(HASH), *hashes)
+    return df.select(*kept, fingerprint.row_hash(df.schema).alias(HASH), *hashes)
 
 
 def check_input(df: DataFrame, key: Sequence[str]) -> None:

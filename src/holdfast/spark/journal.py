@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from holdfast.errors import StoreCorrupt
 from holdfast.ledger import runs
 from holdfast.ledger.classes import ErrorClass
+from holdfast.ledger.lineage import Ancestry, Pointer
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.states import State
 from holdfast.spark.result_chunks import Chunks
@@ -99,6 +100,13 @@ class Input:
         if pieces:
             yield at, pieces
 
+    def blocks(self) -> Iterator[tuple[int, int, pa.Table]]:
+        """(first seq, number, rows) of each block with rows, in the order of seqs."""
+        for at, n in enumerate(self._blocks):
+            first = self._ends[at - 1] if at else 0
+            if self._ends[at] > first:
+                yield first, n, self._block(n)
+
     def row_bytes(self, seq: int) -> int:
         """About how large a row is, by the block that holds the seq."""
         if not self.size:
@@ -136,6 +144,8 @@ class Outcomes:
         )
         self._page_rows = record.policy.page_rows
         self._stored = Chunks(store, record.run_id, self._page_rows, self.result_schema)
+        self._ancestry = Ancestry(store, record)
+        self._donors: dict[str, Outcomes] = {}
 
     def successes(self, lo: int, hi: int) -> pa.Table:
         """Key and result columns of the rows that succeeded. Page by page: no more is sorted."""
@@ -175,15 +185,29 @@ class Outcomes:
         return pa.concat_tables([good, rest]).sort_by("_seq")
 
     def _tries(self, lo: int, hi: int, seqs: pa.Array) -> pa.Array:
-        more: dict[int, int] = {
+        more = self._retried(lo, hi)
+        for donor, pointers in self._adopted(lo, hi):
+            last = pointers[-1]
+            there = donor._retried(pointers[0].from_lo, last.from_lo + last.hi - last.lo)
+            for one in pointers:
+                upto = one.from_lo + one.hi - one.lo
+                more |= {
+                    seq - one.from_lo + one.lo: tries
+                    for seq, tries in there.items()
+                    if one.from_lo <= seq < upto
+                }
+        if not more:
+            return pa.repeat(pa.scalar(1, pa.int32()), len(seqs))
+        return pa.array([more.get(lo + at, 1) for at in seqs.to_pylist()], pa.int32())
+
+    def _retried(self, lo: int, hi: int) -> dict[int, int]:
+        """How often successes of this run were tried, if more than once."""
+        return {
             seq: part.attempt
             for chunk in self._chunks(lo, hi)
             for part in chunk.attempts
             for seq in range(part.lo, part.hi)
         }
-        if not more:
-            return pa.repeat(pa.scalar(1, pa.int32()), len(seqs))
-        return pa.array([more.get(lo + at, 1) for at in seqs.to_pylist()], pa.int32())
 
     def records(self, lo: int, hi: int, *states: State) -> pa.Table:
         """Rows that ended without a result, in these states or in any: key columns and how it ended
@@ -233,6 +257,13 @@ class Outcomes:
 
     def _results(self, lo: int, hi: int) -> tuple[pa.Array, pa.Table]:
         """Seqs, as distances from lo, and results of the successes in [lo, hi), in order."""
+        places, tables = self._own(lo, hi)
+        for donor, pointers in self._adopted(lo, hi):
+            donor._lend(pointers, lo, places, tables)
+        return self._ordered(places, tables)
+
+    def _own(self, lo: int, hi: int) -> tuple[list[pa.Array], list[pa.Table]]:
+        """The same of the results that this run has itself, piece by piece."""
         places: list[pa.Array] = []
         tables: list[pa.Table] = []
         for chunk in self._chunks(lo, hi):
@@ -253,6 +284,64 @@ class Outcomes:
             if len(at):
                 places.append(at)
                 tables.append(table)
+        return places, tables
+
+    def _adopted(self, lo: int, hi: int) -> list[tuple[Outcomes, list[Pointer]]]:
+        """The results of [lo, hi) that lie in other runs, by run, ascending there as here."""
+        found: dict[str, list[Pointer]] = {}
+        for one in self._ancestry.adopted(lo, hi):
+            if one.code == State.TERMINAL_SUCCESS:
+                found.setdefault(one.run, []).append(one)
+        return [(self._donor(run), pointers) for run, pointers in found.items()]
+
+    def _donor(self, run_id: str) -> Outcomes:
+        donor = self._donors.get(run_id)
+        if donor is None:
+            record = self.store.read(runs.get, run_id)
+            if record is None:
+                raise StoreCorrupt(what="run", run_id=run_id, why="outcomes of it are gone")
+            donor = Outcomes(self.store, record, Input(self.store, record))
+            self._donors[run_id] = donor
+        return donor
+
+    def _lend(
+        self, pointers: list[Pointer], base: int, places: list[pa.Array], tables: list[pa.Table]
+    ) -> None:
+        """Add the results that pointers lead to; places are distances from `base`."""
+        wanted = found = 0
+        for lo, upto, group in self._groups(pointers):
+            target = np.full(upto - lo, -1, dtype=np.int64)
+            for one in group:
+                first = one.from_lo - lo
+                target[first : first + _rows(one)] = np.arange(one.lo - base, one.hi - base)
+                wanted += _rows(one)
+            for place, table in zip(*self._own(lo, upto), strict=True):
+                there = target[place.to_numpy(zero_copy_only=False)]
+                mask = there >= 0
+                if mask.any():
+                    places.append(pa.array(there[mask]))
+                    tables.append(table if mask.all() else table.filter(pa.array(mask)))
+                    found += int(mask.sum())
+        if found != wanted:
+            raise StoreCorrupt(
+                what="outcomes", run_id=self.record.run_id, expected=wanted, found=found
+            )
+
+    def _groups(self, pointers: list[Pointer]) -> Iterator[tuple[int, int, list[Pointer]]]:
+        """Pointers into about a page of this run at a time, and the rows from the first to the last."""
+        at = 0
+        while at < len(pointers):
+            lo = pointers[at].from_lo
+            # A pointer never leads beyond a page of the adopter, but may cross one here.
+            hi = lo - lo % self._page_rows + 2 * self._page_rows
+            group = [pointers[at]]
+            at += 1
+            while at < len(pointers) and pointers[at].from_lo + _rows(pointers[at]) <= hi:
+                group.append(pointers[at])
+                at += 1
+            yield lo, group[-1].from_lo + _rows(group[-1]), group
+
+    def _ordered(self, places: list[pa.Array], tables: list[pa.Table]) -> tuple[pa.Array, pa.Table]:
         if not tables:
             return pa.array([], pa.int64()), self.result_schema.empty_table()
         order = sorted(range(len(tables)), key=lambda i: places[i][0].as_py())
@@ -279,10 +368,20 @@ class Outcomes:
                 found = row_sizes(batch) + 1
                 inside = (at >= 0) & (at < hi - lo)
                 sizes[at[inside]] = found[inside]
+        for donor, pointers in self._adopted(lo, hi):
+            for first, upto, group in donor._groups(pointers):
+                there = donor.row_bytes(first, upto)
+                for one in group:
+                    at_row = one.from_lo - first
+                    sizes[one.lo - lo : one.hi - lo] = there[at_row : at_row + _rows(one)]
         return sizes
 
     def _chunks(self, lo: int, hi: int) -> Iterable[runs.Chunk]:
         return self._stored.overlapping(lo, hi)
+
+
+def _rows(pointer: Pointer) -> int:
+    return pointer.hi - pointer.lo
 
 
 def _taken(table: pa.Table, indices: pa.Array) -> pa.Table:

@@ -30,11 +30,13 @@ from holdfast.ledger import runs
 from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
 from holdfast.ledger.board import Board, Entries
 from holdfast.ledger.classes import ErrorClass
+from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.log import load
 from holdfast.ledger.ranges import Ranges
 from holdfast.ledger.records import Halted, Part, Reclaimed, Stopped
 from holdfast.ledger.states import State
 from holdfast.spark import merge, wire
+from holdfast.spark.adoption import take_over
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Put, Ticket
 from holdfast.spark.journal import Input, Outcomes
@@ -88,6 +90,7 @@ class Office:
         self._input: Input | None = None
         self._sizes: Input | None = None
         self._outcomes: Outcomes | None = None
+        self._ancestry: Ancestry | None = None
         self._blocks = 0
         # Of the blocks that were put: all, and those whose rows came out of order.
         self._taken_bytes = 0
@@ -162,14 +165,18 @@ class Office:
         with self.desk.lock:
             ticket = self.desk.begin(board, entries)
         ticket.wait()
-        self.move(
-            runs.Event.SEAL,
-            size=size,
-            blocks=blocks,
-            input_schema=seal.schema,
-            input_hash=seal.input_hash,
-            plan=seal.plan,
-        )
+        sealed: dict[str, Any] = {
+            "size": size,
+            "blocks": blocks,
+            "input_schema": seal.schema,
+            "input_hash": seal.input_hash,
+            "plan": seal.plan,
+            "match": seal.match,
+            "match_digest": seal.match_digest,
+        }
+        if self.record.base_run:
+            take_over(self.store, self.desk, replace(self.record, **sealed))
+        self.move(runs.Event.SEAL, **sealed)
         self._drop_blocks({n for n, _ in blocks})
         self._open_input()
         return wire.Sealed(size)
@@ -202,6 +209,7 @@ class Office:
     def _open_input(self) -> None:
         self._input = Input(self.store, self.record)
         self._sizes = Input(self.store, self.record)
+        self._ancestry = Ancestry(self.store, self.record)
         self._outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
         with self.desk.lock:
             self._reused = sum(self.desk.board.ended[:2])
@@ -487,10 +495,16 @@ class Office:
                 wait_ms = max(min((answer.until_ns - self.store.now_ns()) // 1_000_000, 500), 10)
             return wire.Stepped(moved, "wait", None, wait_ms, answer.why), b""
         assert isinstance(answer, Grant)
-        granted = wire.Granted(answer.epoch, answer.parts, answer.begun, answer.alone)
         assert self._input is not None
+        assert self._ancestry is not None
         with self._reading:
+            origins = [
+                (one.lo, one.hi, one.run, one.from_lo)
+                for part in answer.parts
+                for one in self._ancestry.origins(part.lo, part.hi)
+            ]
             table = self._input.rows([(part.lo, part.hi) for part in answer.parts])
+        granted = wire.Granted(answer.epoch, answer.parts, answer.begun, answer.alone, origins)
         return wire.Stepped(moved, "granted", granted, 0, ""), stream_of(table)
 
     def at_work(self) -> bool:
@@ -667,7 +681,12 @@ def _moved(
     txn: Txn, lease: Lease, run_id: str, event: runs.Event, changes: dict[str, Any]
 ) -> runs.RunRecord:
     txn.require_live(lease)
-    return runs.move(txn, run_id, event, **changes)
+    now = runs.move(txn, run_id, event, **changes)
+    if event is runs.Event.SEAL and now.base_run:
+        base = runs.get(txn, now.base_run)
+        if base is not None and base.status in (runs.Status.OPEN, runs.Status.CANCELLING):
+            runs.move(txn, base.run_id, runs.Event.SUPERSEDE)
+    return now
 
 
 def _changed(txn: Txn, lease: Lease, run_id: str, changes: dict[str, Any]) -> runs.RunRecord:

@@ -42,24 +42,35 @@ class Fail:
 class Call:
     """One try at one row, or at the `rows` rows of a batch from `seq` to `last`.
 
-    `idempotency_key` is the same for every try of it in this run. Of a batch it is that of these rows
+    `idempotency_key` is the same for every try of it, in this run and in later runs over a grown
+    input, while the row's key and content stay as they are. Of a batch it is that of these rows
     together: when a batch is tried again in parts, each of them has its own.
     """
 
-    __slots__ = ("attempt", "cost", "last", "rows", "run_id", "seq")
+    __slots__ = ("attempt", "cost", "last", "origin", "rows", "run_id", "seq")
 
     def __init__(
-        self, run_id: str, seq: int, attempt: int, *, last: int | None = None, rows: int = 1
+        self,
+        run_id: str,
+        seq: int,
+        attempt: int,
+        *,
+        last: int | None = None,
+        rows: int = 1,
+        origin: tuple[str, int] | None = None,
     ) -> None:
         self.run_id = run_id
         self.seq = seq
         self.attempt = attempt
         self.last = last
         self.rows = rows
+        # The run and seq that had this row first, if it was not this run.
+        self.origin = origin
         self.cost = 0.0
 
     @property
     def idempotency_key(self) -> str:
+        run_id, seq = self.origin or (self.run_id, self.seq)
         if self.last is None:
-            return f"{self.run_id}:{self.seq}"
-        return f"{self.run_id}:{self.seq}-{self.last}:{self.rows}"
+            return f"{run_id}:{seq}"
+        return f"{run_id}:{seq}-{seq + self.last - self.seq}:{self.rows}"

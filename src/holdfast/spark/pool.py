@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from holdfast.clock import SYSTEM
-from holdfast.spark.caller import BatchEnded, Caller, Ended
+from holdfast.spark.caller import BatchEnded, Caller, Ended, Origins
 
 # Rows that ended are told at least this often while a unit of many rows is at work.
 TELL_NS = 20_000_000
@@ -39,6 +39,8 @@ class Held:
     dead: bool = False
     results: list[Ended] = field(default_factory=list)
     batches: list[BatchEnded] = field(default_factory=list)
+    # Rows that an earlier run had first: their keys are made of where they were then.
+    origins: Origins = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,17 +115,18 @@ class Threads(Pool):
         if isinstance(held.rows, pa.Table):
             table = held.rows.slice(unit.lo, unit.hi - unit.lo)
             seqs = held.seqs[unit.lo : unit.hi]
-            batch = self.caller.batch(seqs, table, held.attempts[unit.lo])
+            batch = self.caller.batch(seqs, table, held.attempts[unit.lo], held.origins)
             self.news.put(News(unit, [], batch, True))
             return
-        one = self.caller.one
+        one, origin = self.caller.one, held.origins.get
         ended: list[Ended] = []
         told_ns = SYSTEM.mono_ns()
         me = threading.get_ident()
         for i in range(unit.lo, unit.hi):
             if held.dead or (self.draining and ended):
                 break
-            ended.append(one(held.seqs[i], held.rows[i], held.attempts[i]))
+            seq = held.seqs[i]
+            ended.append(one(seq, held.rows[i], held.attempts[i], origin(seq)))
             if not i & 15:
                 now_ns = SYSTEM.mono_ns()
                 self.running[me] = now_ns
@@ -173,13 +176,16 @@ class Loop(Pool):
         held = unit.held
         table = held.rows.slice(unit.lo, unit.hi - unit.lo)
         seqs = held.seqs[unit.lo : unit.hi]
-        batch = await self.caller.batch_async(seqs, table, held.attempts[unit.lo])
+        attempt = held.attempts[unit.lo]
+        batch = await self.caller.batch_async(seqs, table, attempt, held.origins)
         return News(unit, [], batch, True)
 
     async def _rows(self, unit: Unit) -> News:
         held = unit.held
         ended = [
-            await self.caller.one_async(held.seqs[i], held.rows[i], held.attempts[i])
+            await self.caller.one_async(
+                held.seqs[i], held.rows[i], held.attempts[i], held.origins.get(held.seqs[i])
+            )
             for i in range(unit.lo, unit.hi)
         ]
         return News(unit, ended, None, True)

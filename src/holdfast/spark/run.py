@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ from holdfast.ledger import runs
 from holdfast.ledger.failures import failed as failed_rows
 from holdfast.ledger.log import counts as counts_of
 from holdfast.ledger.states import State
-from holdfast.spark import jobs, probe, wire
+from holdfast.spark import extension, jobs, probe, wire
 from holdfast.spark.again import chain, failed_blocks
 from holdfast.spark.client import Blocks
 from holdfast.spark.engine import Duty
@@ -134,16 +134,24 @@ class Drive:
         assert job.error is not None
         return JobCancelled(name=self.name, job=job.tag, why=jobs.reason(job.error))
 
-    def take_in(self, df: DataFrame, key: list[str]) -> None:
-        """The input, if the run has none yet."""
+    def take_in(
+        self,
+        df: DataFrame,
+        key: list[str],
+        match: Sequence[str] | None = None,
+        keep: Sequence[str] | None = None,
+    ) -> None:
+        """The input, if the run has none yet. `match` are the columns that make a row the same, and
+        `keep` those that are stored; without them, all."""
         if self.record().status is not runs.Status.INGESTING:
             return
         self.bar.ingesting()
         plan = plan_of(df)
-        taken = self._pass_over(df, key, sort=False)
+        options = {"match": match, "keep": keep}
+        taken = self._pass_over(df, key, sort=False, **options)
         if taken.needs_sort:
             self.keeper.ask(wire.DropInput())
-            taken = self._pass_over(df, key, sort=True)
+            taken = self._pass_over(df, key, sort=True, **options)
         staged = [(one.n, one.rows, one.size_bytes, one.bounds) for one in taken.staged]
         self.keeper.ask(
             wire.Seal(
@@ -153,20 +161,22 @@ class Drive:
                 schema_bytes(taken.schema),
                 taken.input_hash,
                 plan,
+                list(df.columns if match is None else match),
+                taken.match_digest,
             )
         )
 
-    def _pass_over(self, df: DataFrame, key: list[str], *, sort: bool) -> Ingested:
+    def _pass_over(self, df: DataFrame, key: list[str], **options: Any) -> Ingested:
         """One job that reads the input and stores its blocks."""
         job = self._job = jobs.Job(
             self.spark,
             f"{self.tag}:ingest",
-            lambda: self._ingest(df, key, sort),
+            lambda: self._ingest(df, key, options),
         )
         while not job.join(POLL_S):
             # Asking brings a service back that died: tasks wait for it.
             stand: wire.Stand = self.keeper.ask(wire.Status())
-            self.bar.ingesting(stand.taken_bytes, sorting=sort)
+            self.bar.ingesting(stand.taken_bytes, sorting=options["sort"])
         if job.killed:
             raise self._cancelled(job)
         if job.error is not None:
@@ -174,9 +184,18 @@ class Drive:
         taken: Ingested = job.result
         return taken
 
-    def _ingest(self, df: DataFrame, key: list[str], sort: bool) -> Ingested:
+    def _ingest(self, df: DataFrame, key: list[str], options: dict[str, Any]) -> Ingested:
         with jobs.own_python(self.spark):
-            return ingest(df, key, Blocks(self.keeper.address), sort=sort)
+            return ingest(df, key, Blocks(self.keeper.address), **options)
+
+    def take_again(self, old: runs.RunRecord) -> None:
+        """The input of an older run, whose blocks this one reads where they are."""
+        self.keeper.ask(
+            wire.Seal(
+                old.blocks, False, [], old.input_schema, old.input_hash, old.plan,
+                old.match, old.match_digest,
+            )
+        )  # fmt: skip
 
     def take_failed(self, old: runs.RunRecord) -> None:
         """The rows that failed in an older run, as the input of this one."""
@@ -185,7 +204,10 @@ class Drive:
             blocks = [(line.put_block(data), rows) for data, rows in failed_blocks(self.store, old)]
         finally:
             line.close()
-        seal = wire.Seal(blocks, False, [], old.input_schema, old.input_hash, old.plan)
+        seal = wire.Seal(
+            blocks, False, [], old.input_schema, old.input_hash, old.plan, old.match,
+            old.match_digest,
+        )  # fmt: skip
         self.keeper.ask(seal)
 
     def pull(self, duty: Duty, function: bytes, tasks: int) -> None:
@@ -194,24 +216,25 @@ class Drive:
         body = Pull(duty, function)
         position, barren = b"", 0
         while True:
-            stand = self._watch(self._start(body, tasks))
+            stand: wire.Stand = self.keeper.ask(wire.Status())
+            left = not self._committing(codec.unpack_as(runs.Progress, stand.progress))
+            stand = self._watch(self._start(body, tasks) if left else None)
             if stand.over:
                 break
             if stand.stopped:
                 raise self._stopped(stand)
-            assert self._job is not None
-            if self._job.killed:
+            if self._job is not None and self._job.killed:
                 raise self._cancelled(self._job)
             # A job whose tasks gave their slots back is followed by another.
             stuck = stand.position == position and not self._gave_back()
             barren = barren + 1 if stuck else 0
             position = stand.position
             if barren >= BARREN_JOBS_MAX:
-                error = self._job.error
+                error = self._job.error if self._job is not None else None
                 why = jobs.reason(error) if error else "tasks end and rows are left"
                 raise RunFailed(name=self.name, why=why) from error
-        assert self._job is not None
-        if not self._job.join(TURN_END_S if duty.turn_s else END_S):
+        end_s = TURN_END_S if duty.turn_s else END_S
+        if self._job is not None and not self._job.join(end_s):
             self._job.cancel()
         if stand.status == runs.Status.CANCELLED.value:
             raise RunCancelled(name=self.name, run_id=duty.run_id)
@@ -259,17 +282,21 @@ class Drive:
         with jobs.own_python(self.spark):
             return self.spark.range(0, tasks, 1, tasks).mapInArrow(body, result).collect()
 
-    def _watch(self, job: jobs.Job) -> wire.Stand:
-        """Until the run is over, or the job is: then it is looked at once more."""
+    def _watch(self, job: jobs.Job | None) -> wire.Stand:
+        """Until the run is over, or the job is: then it is looked at once more. No job: rows have
+        all ended, and the output is written."""
         while True:
-            ended = job.ended
+            ended = job is None or job.ended
             stand: wire.Stand = self.keeper.ask(wire.Status())
             self._check_refused(stand)
             progress = codec.unpack_as(runs.Progress, stand.progress)
             self.bar.update(progress, size=sum(progress.counts))
             if stand.over or (ended and not self._committing(progress)):
                 return stand
-            job.join(POLL_S) if not ended else SYSTEM.sleep(POLL_S)
+            if job is not None and not ended:
+                job.join(POLL_S)
+            else:
+                SYSTEM.sleep(POLL_S)
 
     def _check_refused(self, stand: wire.Stand) -> None:
         if stand.halted:
@@ -400,6 +427,19 @@ class Run:
         """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error;
         _raw is what was returned when it did not fit the schema (`Stage.remap` maps it)."""
         return self._frame(self._outcomes(self._record).failed(0, self._record.size))
+
+    def reused(self) -> DataFrame:
+        """Key columns of the rows whose outcome an earlier run had: _seq, and _from_run _from_seq,
+        where it lies."""
+        return self._frame(extension.reused(self._store, self._record))
+
+    def changed(self) -> DataFrame:
+        """Key columns of the rows that the run before had with another content, and _seq."""
+        return self._frame(extension.changed(self._store, self._record))
+
+    def gone(self) -> DataFrame:
+        """Key columns of the rows of the run before that are no longer in the input; _seq is there."""
+        return self._frame(extension.gone(self._store, self._record))
 
     def skipped(self) -> DataFrame:
         """The same of the rows that were skipped; the reason is in _error."""

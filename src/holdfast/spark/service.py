@@ -221,6 +221,10 @@ class Service:
             self.store.transact(_create, record, self.lease)
         else:
             found = self.store.read(runs.latest, record.name)
+            if found is not None and found.base_run == record.run_id:
+                # It died over its input, and this driver goes on with the run before it.
+                _discard_unfinished(self.store, record.name, self.lease)
+                found = self.store.read(runs.latest, record.name)
             if found is None or found.run_id != record.run_id:
                 raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
             if found.policy != record.policy and found.status in runs.GOING:
@@ -422,11 +426,11 @@ def _discard_unfinished(store: Store, name: str, lease: leases.Lease) -> None:
 
 
 def _given_up(txn: Any, record: runs.RunRecord, lease: leases.Lease) -> None:
-    """A retry that came to nothing leaves its name to the run whose rows it was to try."""
+    """A run that came to nothing leaves its name to the run whose rows it was to take over."""
     txn.require_live(lease)
     runs.move(txn, record.run_id, runs.Event.CANCEL)
-    if record.retry_of:
-        runs.point(txn, record.name, record.retry_of)
+    if before := record.retry_of or record.base_run:
+        runs.point(txn, record.name, before)
 
 
 def _deleted(txn: Any, run_id: str, lease: leases.Lease) -> int:

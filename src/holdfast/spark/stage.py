@@ -17,9 +17,10 @@ import atexit
 import contextlib
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
 
@@ -30,27 +31,35 @@ from holdfast.ledger import prune, runs
 from holdfast.ledger.board import ROWS_MAX
 from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.ledger.stop_rules import StopRules
-from holdfast.spark import again, code, jobs, wire
+from holdfast.spark import again, code, extension, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.arguments import checked_key, checked_number, whole_number
-from holdfast.spark.caller import takes_row
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
 from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
+from holdfast.spark.extension import Changes, Growth
 from holdfast.spark.fingerprint import same_input
-from holdfast.spark.ingest import RESERVED, check_input
+from holdfast.spark.ingest import check_input
 from holdfast.spark.journal import schema_bytes
 from holdfast.spark.keeper import Keeper, new_token, warm
 from holdfast.spark.lazy import lazily
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.plan import Plan
-from holdfast.spark.progress import MODES
 from holdfast.spark.remap_run import FailedRows, remap
 from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.run import Drive, Prepared, Run, sink_at
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink
 from holdfast.spark.sinks.object_place import given_options
+from holdfast.spark.stage_options import (
+    check_output,
+    check_stage,
+    default_session,
+    open_home,
+    prepare,
+    retry_rules,
+    shown_output,
+)
 from holdfast.spark.stop import Stop
 from holdfast.spark.tls import Tls, authority
 from holdfast.store import open as open_store
@@ -68,6 +77,8 @@ TTL_S_MAX = 30 * 24 * 3600
 PORT_MAX = 65_535
 # How long a task of a dynamic run keeps its slot.
 TURN_S = 30.0
+# What of a run's configuration says how its rows are cut, not what their outcomes mean.
+_CUT = ("batch_rows", "file_rows", "file_bytes")
 
 # In the configuration of a retry run whose rows end by a mapping of what was kept.
 REMAP = "remap"
@@ -118,7 +129,7 @@ class Stage:
         self.key = checked_key(key)
         self.schema = schema
         self.store = store
-        self.retry_on = _checked_errors(retry_on)
+        self.retry_on = retry_rules(retry_on)
         self.concurrency = whole_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.rate_per_s = checked_number("rate_per_s", rate_per_s, 0)
         self.timeout_s = checked_number("timeout_s", timeout_s, 0.001)
@@ -136,20 +147,7 @@ class Stage:
         self.bind = bind
         self.tls = tls
         self.progress = progress
-        if not isinstance(name, str) or not 0 < len(name.encode()) <= 150:
-            raise NotAStage(what="name", why="1 to 150 bytes", found=name)
-        if not callable(fn):
-            raise NotAStage(what="fn", why="not callable", found=type(fn).__name__)
-        if not takes_row(fn):
-            raise NotAStage(what="fn", why="it takes a row, and the call if it likes", found=fn)
-        if on_fail not in ("keep", "raise"):
-            raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
-        if not isinstance(version, str):
-            raise NotAStage(what="version", why="text", found=version)
-        if tls is not None and not isinstance(tls, Tls):
-            raise NotAStage(what="tls", why="holdfast.spark.Tls(cert, key, ca)", found=tls)
-        if progress not in MODES:
-            raise NotAStage(what="progress", why=f"one of {MODES}", found=progress)
+        check_stage(name, fn, on_fail, version, tls, progress)
         if stop_after is not None and not isinstance(stop_after, Stop):
             raise NotAStage(what="stop_after", why="a holdfast.spark.Stop", found=stop_after)
         # A page is made of whole batches.
@@ -176,20 +174,31 @@ class Stage:
         *,
         store: str | os.PathLike[str] | None = None,
         fresh: bool = False,
+        changed: Literal["refuse", "extend"] = "refuse",
+        match: Sequence[str] | None = None,
+        retry_failed: bool = True,
     ) -> Run:
-        """Run, or go on with, the run of this name; returns when every row is committed."""
+        """Run, or go on with, the run of this name; returns when every row is committed.
+
+        `changed="extend"`: a changed input makes a new run over all of it, and rows whose key and
+        content (`match`) ended well in a kept run are reused."""
         spark = df.sparkSession
         prepared = self._prepare(spark)
         check_input(df, self.key)
-        sink = _sink_of(output)
+        growth = extension.checked(df, changed, match, retry_failed)
+        sink = None if output is None else sink_at(output)
         home = self._open_store(store)
         try:
             record, seen = self._look(home)
             record = None if fresh else record
             if record is not None and record.status is not runs.Status.INGESTING:
-                self._check_same(record, prepared, sink)
-                if not same_input(df, record.plan, record.input_hash):
+                self._check_same(record, prepared, sink, extend=growth.extend)
+                same = same_input(df, record.plan, record.input_hash)
+                if not same and not growth.extend:
                     raise InputChanged(name=self.name, run_id=record.run_id)
+                if growth.extend and (not same or extension.is_again(home, record, growth)):
+                    return self._extend(home, spark, None if same else df, record, prepared,
+                                        seen, growth)  # fmt: skip
                 done = self._settled(record, home, spark)
                 if done is not None:
                     return done
@@ -197,8 +206,8 @@ class Stage:
                     return self._retry(home, spark, record, prepared, seen)
             elif sink is not None:
                 sink.check_vacant()
-                self._check_output(sink, df, prepared)
-            return self._drive(home, spark, df, record, prepared, sink, seen)
+                check_output(sink, df, self.key, prepared.schema)
+            return self._drive(home, spark, df, record, prepared, sink, seen, growth.match)
         except BaseException:
             home.close()
             raise
@@ -207,10 +216,7 @@ class Stage:
         self, spark: SparkSession | None = None, *, store: str | os.PathLike[str] | None = None
     ) -> Run:
         """Go on with the run of this name; its input was taken in before, so no DataFrame is needed."""
-        if spark is None:
-            from holdfast.spark.session import session
-
-            spark = session()
+        spark = spark or default_session()
         prepared = self._prepare(spark)
         home = self._open_store(store)
         try:
@@ -240,10 +246,7 @@ class Stage:
         """Map the values (`_raw`) that were kept of rows which failed for their form: the stage's
         function is not called. `mapping` gets a value and returns what the function should have
         returned. Rows that it makes fit succeed; the others stay failed."""
-        if spark is None:
-            from holdfast.spark.session import session
-
-            spark = session()
+        spark = spark or default_session()
         prepared = self._prepare(spark)
         home = self._open_store(store)
         try:
@@ -284,10 +287,36 @@ class Stage:
                 prune.delete(home, self.name, found)
             return len(found)
 
-    def explain(self, *, store: str | os.PathLike[str] | None = None) -> Plan:
-        """What a run would do now: run, reuse, retry. Prints as text."""
+    @overload
+    def explain(self, *, store: str | os.PathLike[str] | None = None) -> Plan: ...
+
+    @overload
+    def explain(
+        self,
+        df: DataFrame,
+        *,
+        match: Sequence[str] | None = None,
+        retry_failed: bool = True,
+        store: str | os.PathLike[str] | None = None,
+    ) -> Changes: ...
+
+    def explain(
+        self,
+        df: DataFrame | None = None,
+        *,
+        match: Sequence[str] | None = None,
+        retry_failed: bool = True,
+        store: str | os.PathLike[str] | None = None,
+    ) -> Plan | Changes:
+        """What a run would do now: run, reuse, retry. Prints as text. With an input, what
+        `run(df, changed="extend")` would reuse and call, and its cost: the input is read once."""
         with self._open_store(store) as home:
-            return Plan.of(home, self.name)
+            if df is None:
+                return Plan.of(home, self.name)
+            prepared = self._prepare(df.sparkSession)
+            check_input(df, self.key)
+            growth = extension.checked(df, "extend", match, retry_failed)
+            return self._compared(home, df, prepared, growth)
 
     def __call__(self, df: DataFrame) -> DataFrame:
         """The lazy form, for `df.transform(stage)`: rows are taken in now, calls are made when the
@@ -346,45 +375,19 @@ class Stage:
         input stands for the run whose rows it was to try."""
         record = home.read(runs.latest, self.name)
         seen = record.run_id if record is not None else ""
-        while record is not None and record.status is runs.Status.INGESTING and record.retry_of:
-            record = home.read(runs.get, record.retry_of)
+        while record is not None and record.status is runs.Status.INGESTING:
+            before = record.retry_of or record.base_run
+            if not before:
+                break
+            record = home.read(runs.get, before)
         return record, seen
 
     def _prepare(self, spark: SparkSession) -> Prepared:
-        schema = _struct(spark, self.schema)
-        taken = sorted((set(schema.names) & set(self.key)) | (set(schema.names) & RESERVED))
-        if taken or not schema.names:
-            why = "result columns must differ from the key and from ours, and there is at least one"
-            raise NotAStage(what="schema", why=why, found=taken)
-        # As Spark tells columns apart.
-        if len({name.lower() for name in [*schema.names, *self.key]}) < len(schema) + len(self.key):
-            raise NotAStage(what="schema", why="a column is named twice", found=schema.names)
+        schema = prepare(spark, self.schema, self.key)
         return Prepared(schema, self.fn, code.dump(self.fn, self.retry_on))
 
-    def _check_output(self, sink: Sink, df: DataFrame, prepared: Prepared) -> None:
-        """Refuse what the output cannot take, before the input is read and a call is made."""
-        from pyspark.sql.types import StructType
-
-        keys = StructType([df.schema[name] for name in self.key])
-        fields = [*keys.fields, *prepared.schema.fields]
-        if unread := [field.name for field in fields if _is_unread(field.dataType)]:
-            why = "Spark cannot read this type from a file"
-            raise NotAStage(what="schema", why=why, found=unread)
-        check = getattr(sink, "check", None)  # sinks of others may leave it out
-        if check is not None:
-            check(arrow_schema(StructType(fields)))
-
     def _open_store(self, place: str | os.PathLike[str] | None) -> Store:
-        url = os.fspath(place or self.store or "")
-        if not url:
-            raise NotAStage(
-                what="store", why="where outcomes are kept: Stage(store=) or run(store=)"
-            )
-        if url.startswith("memory:"):
-            raise NotAStage(
-                what="store", why="memory: is of one process; use a directory", found=url
-            )
-        return open_store(_absolute(url), bootstrap=True)
+        return open_home(place or self.store or "")
 
     def _config(self, prepared: Prepared, sink: Sink | None) -> dict[str, str]:
         """What the outcomes of a run depend on."""
@@ -399,15 +402,25 @@ class Stage:
             "version": self.version,
         }
 
-    def _check_same(self, record: runs.RunRecord, prepared: Prepared, sink: Sink | None) -> None:
+    def _check_same(
+        self,
+        record: runs.RunRecord,
+        prepared: Prepared,
+        sink: Sink | None,
+        *,
+        extend: bool = False,
+    ) -> None:
         now = self._config(prepared, sink)
+        if extend:
+            # Another run may be cut otherwise; what its outcomes mean is the same.
+            now = {what: told for what, told in now.items() if what not in _CUT}
         if sink is None:
             now["output"] = record.config.get("output", "")
         for what, found in now.items():
             was = record.config.get(what, _CONFIG_BEFORE.get(what, ""))
             if was != found:
                 if what == "output":
-                    was, found = _shown(was), _shown(found)
+                    was, found = shown_output(was), shown_output(found)
                 raise RunChanged(name=self.name, what=what, was=was, now=found)
 
     def _settled(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run | None:
@@ -433,6 +446,7 @@ class Stage:
         prepared: Prepared,
         sink: Sink | None,
         seen: str,
+        match: Sequence[str] | None = None,
     ) -> Run:
         with self._served(home, spark, record, prepared, sink, seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
@@ -440,7 +454,7 @@ class Stage:
                 slots = jobs.parallelism(spark)
                 drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
                 if df is not None:
-                    drive.take_in(df, self.key)
+                    drive.take_in(df, self.key, match)
                 found = drive.record()
                 duty = self._duty(keeper, found, prepared)
                 drive.pull(duty, prepared.function, self._task_count(spark, slots))
@@ -448,6 +462,47 @@ class Stage:
         if found.status is runs.Status.FINISHED and found.retry_requested_ns:
             # It had stopped, and its failed rows were marked meanwhile.
             return self._retry(home, spark, found, prepared, found.run_id)
+        warm()
+        return Run(found, home, spark, on_fail=self.on_fail)
+
+    def _extend(
+        self,
+        home: Store,
+        spark: SparkSession,
+        df: DataFrame | None,
+        old: runs.RunRecord,
+        prepared: Prepared,
+        seen: str,
+        growth: Growth,
+    ) -> Run:
+        """A run over a changed input, or (without `df`) once more over the input of the old one."""
+        if old.status is runs.Status.HALTED or REMAP in old.config:
+            self._settled(old, home, spark)
+        first = again.chain(home, old)[-1]
+        extension.check_succeeds(first)
+        record = msgspec.structs.replace(
+            self._new_record(home, prepared, None),
+            config={**self._config(prepared, None), "output": old.config.get("output", "")},
+            sink=first.sink,
+            base_run=old.run_id,
+            input_run=first.blocks_run if df is None else "",
+            retry_failed=growth.retry_failed,
+        )
+        if df is not None:
+            extension.rehash(home, spark, record, df.schema, growth)
+        _leave(home, self.name)
+        with self._keep(home, spark, record, new=True, seen=seen) as keeper:
+            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
+            with drive:
+                slots = jobs.parallelism(spark)
+                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
+                if df is None:
+                    drive.take_again(first)
+                else:
+                    drive.take_in(df, self.key, growth.match)
+                duty = self._duty(keeper, drive.record(), prepared)
+                drive.pull(duty, prepared.function, self._task_count(spark, slots))
+                found = drive.record()
         warm()
         return Run(found, home, spark, on_fail=self.on_fail)
 
@@ -459,7 +514,9 @@ class Stage:
         prepared: Prepared,
         seen: str,
     ) -> Run:
-        """A run over the rows that failed, as `holdfast runs retry` asked for."""
+        """Call the failed rows again, as `holdfast runs retry` asked for."""
+        if extension.succeeds(again.chain(home, old)[-1]):
+            return self._extend(home, spark, None, old, prepared, seen, extension.RETRY)
         record = self._retry_record(home, old, prepared)
         _leave(home, self.name)
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
@@ -472,6 +529,29 @@ class Stage:
                 drive.pull(duty, prepared.function, self._task_count(spark, slots))
                 found = drive.record()
         return Run(found, home, spark, on_fail=self.on_fail)
+
+    def _compared(self, home: Store, df: DataFrame, prepared: Prepared, growth: Growth) -> Changes:
+        """Take keys and hashes of an input into a store of its own, and look up what is known."""
+        spark = df.sparkSession
+        old, _ = self._look(home)
+        old = None if old is None or old.status is runs.Status.INGESTING else old
+        record = msgspec.structs.replace(
+            self._new_record(home, prepared, None), retry_failed=growth.retry_failed
+        )
+        if old is not None:
+            self._check_same(old, prepared, None, extend=True)
+            extension.rehash(home, spark, record, df.schema, growth)
+        with (
+            tempfile.TemporaryDirectory(prefix="holdfast-explain-") as place,
+            open_store(place, bootstrap=True) as scratch,
+            self._keep(scratch, spark, record, new=True, seen="") as keeper,
+            Drive(self.name, scratch, spark, keeper, mode="quiet") as drive,
+        ):
+            drive.take_in(df, self.key, growth.match, keep=self.key)
+            base = again.chain(home, old)[-1] if old is not None else None
+            found = extension.compare(home, base, scratch, drive.record())
+            keeper.leave()  # the directory goes when nothing writes to it any more
+            return found
 
     def _remap(
         self,
@@ -618,60 +698,3 @@ def _leave(home: Store, name: str) -> None:
     keeper = _open.pop((home.url, name), None)
     if keeper is not None:
         keeper.leave()
-
-
-def _struct(spark: SparkSession, schema: str | StructType) -> StructType:
-    from pyspark.sql.types import StructType
-
-    if isinstance(schema, StructType):
-        return schema
-    if not isinstance(schema, str):
-        raise NotAStage(what="schema", why="DDL or StructType", found=type(schema).__name__)
-    try:
-        return spark.createDataFrame([], schema).schema
-    except Exception as error:
-        why = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise NotAStage(what="schema", why=why, found=schema) from None
-
-
-def _sink_of(output: str | os.PathLike[str] | Sink | None) -> Sink | None:
-    return None if output is None else sink_at(output)
-
-
-def _is_unread(kind: Any) -> bool:
-    """Whether the type is, or holds, one that Spark writes to Arrow and does not read from Parquet."""
-    from pyspark.sql import types
-
-    if isinstance(kind, types.ArrayType):
-        return _is_unread(kind.elementType)
-    if isinstance(kind, types.MapType):
-        return _is_unread(kind.keyType) or _is_unread(kind.valueType)
-    if isinstance(kind, types.StructType):
-        return any(_is_unread(field.dataType) for field in kind.fields)
-    return bool(kind.typeName().startswith("time(") or kind.typeName() == "time")
-
-
-def _absolute(url: str) -> str:
-    scheme, colon, rest = url.partition(":")
-    if not colon:
-        return str(Path(url).absolute())
-    return f"lmdb:{Path(rest).absolute()}" if scheme == "lmdb" else url
-
-
-def _shown(packed: str) -> str:
-    return str(codec.unpack(bytes.fromhex(packed)).get("path", "")) if packed else "nowhere"
-
-
-def _checked_errors(rules: Any) -> tuple[Rule, ...]:
-    found = tuple(rules) if isinstance(rules, tuple | list) else (rules,)
-    for rule in found:
-        if isinstance(rule, type):
-            good = issubclass(rule, BaseException)
-        elif isinstance(rule, str):
-            good = all(part.isidentifier() for part in rule.split("."))
-        else:
-            good = callable(rule)
-        if not good:
-            why = "exception classes, their names, or predicates"
-            raise NotAStage(what="retry_on", why=why, found=rule)
-    return found

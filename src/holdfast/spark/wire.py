@@ -123,6 +123,9 @@ class Seal(Message, frozen=True):
     schema: bytes
     input_hash: str
     plan: str
+    # The columns that make a row the same, and the digest of their names and types.
+    match: list[str] = []
+    match_digest: str = ""
 
 
 class Status(Message, frozen=True):
@@ -178,6 +181,8 @@ class Granted(Message, frozen=True):
     parts: list[Part]
     begun: int
     alone: bool
+    # (lo, hi, run, from_lo): rows that an earlier run had first, which their keys are made of.
+    origins: list[tuple[int, int, str, int]] = []
 
 
 class Stepped(Message, frozen=True):

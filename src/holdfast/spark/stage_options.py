@@ -1,0 +1,138 @@
+"""The options of a stage: each is checked when the stage is made, and refused by its name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast import codec
+from holdfast.spark.caller import takes_row
+from holdfast.spark.error_classes import Rule
+from holdfast.spark.errors import NotAStage
+from holdfast.spark.ingest import RESERVED
+from holdfast.spark.progress import MODES
+from holdfast.spark.rows import arrow_schema
+from holdfast.spark.sinks import Sink
+from holdfast.spark.tls import Tls
+from holdfast.store import open as open_store
+from holdfast.store.api import Store
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+
+def struct_of(spark: SparkSession, schema: str | StructType) -> StructType:
+    from pyspark.sql.types import StructType
+
+    if isinstance(schema, StructType):
+        return schema
+    if not isinstance(schema, str):
+        raise NotAStage(what="schema", why="DDL or StructType", found=type(schema).__name__)
+    try:
+        return spark.createDataFrame([], schema).schema
+    except Exception as error:
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise NotAStage(what="schema", why=why, found=schema) from None
+
+
+def is_unread(kind: Any) -> bool:
+    """Whether the type is, or holds, one that Spark writes to Arrow and does not read from Parquet."""
+    from pyspark.sql import types
+
+    if isinstance(kind, types.ArrayType):
+        return is_unread(kind.elementType)
+    if isinstance(kind, types.MapType):
+        return is_unread(kind.keyType) or is_unread(kind.valueType)
+    if isinstance(kind, types.StructType):
+        return any(is_unread(field.dataType) for field in kind.fields)
+    return bool(kind.typeName().startswith("time(") or kind.typeName() == "time")
+
+
+def absolute(url: str) -> str:
+    scheme, colon, rest = url.partition(":")
+    if not colon:
+        return str(Path(url).absolute())
+    return f"lmdb:{Path(rest).absolute()}" if scheme == "lmdb" else url
+
+
+def shown_output(packed: str) -> str:
+    return str(codec.unpack(bytes.fromhex(packed)).get("path", "")) if packed else "nowhere"
+
+
+def retry_rules(rules: Any) -> tuple[Rule, ...]:
+    found = tuple(rules) if isinstance(rules, tuple | list) else (rules,)
+    for rule in found:
+        if isinstance(rule, type):
+            good = issubclass(rule, BaseException)
+        elif isinstance(rule, str):
+            good = all(part.isidentifier() for part in rule.split("."))
+        else:
+            good = callable(rule)
+        if not good:
+            why = "exception classes, their names, or predicates"
+            raise NotAStage(what="retry_on", why=why, found=rule)
+    return found
+
+
+def check_output(sink: Sink, df: DataFrame, key: Sequence[str], result: StructType) -> None:
+    """Refuse what the output cannot take, before the input is read and a call is made."""
+    from pyspark.sql.types import StructType
+
+    fields = [*(df.schema[name] for name in key), *result.fields]
+    if unread := [field.name for field in fields if is_unread(field.dataType)]:
+        why = "Spark cannot read this type from a file"
+        raise NotAStage(what="schema", why=why, found=unread)
+    check = getattr(sink, "check", None)  # foreign sinks may leave it out
+    if check is not None:
+        check(arrow_schema(StructType(fields)))
+
+
+def open_home(place: str | os.PathLike[str]) -> Store:
+    """The store that a stage keeps its runs in."""
+    url = os.fspath(place)
+    if not url:
+        raise NotAStage(what="store", why="where outcomes are kept: Stage(store=) or run(store=)")
+    if url.startswith("memory:"):
+        raise NotAStage(what="store", why="memory: is of one process; use a directory", found=url)
+    return open_store(absolute(url), bootstrap=True)
+
+
+def prepare(spark: SparkSession, schema: str | StructType, key: Sequence[str]) -> StructType:
+    """The result columns of a stage, checked."""
+    struct = struct_of(spark, schema)
+    taken = sorted((set(struct.names) & set(key)) | (set(struct.names) & RESERVED))
+    if taken or not struct.names:
+        why = "result columns must differ from the key and from ours, and there is at least one"
+        raise NotAStage(what="schema", why=why, found=taken)
+    # As Spark tells columns apart.
+    if len({name.lower() for name in [*struct.names, *key]}) < len(struct) + len(key):
+        raise NotAStage(what="schema", why="a column is named twice", found=struct.names)
+    return struct
+
+
+def check_stage(name: Any, fn: Any, on_fail: Any, version: Any, tls: Any, progress: Any) -> None:
+    """Refuse a stage that cannot be run, when it is made."""
+    if not isinstance(name, str) or not 0 < len(name.encode()) <= 150:
+        raise NotAStage(what="name", why="1 to 150 bytes", found=name)
+    if not callable(fn):
+        raise NotAStage(what="fn", why="not callable", found=type(fn).__name__)
+    if not takes_row(fn):
+        raise NotAStage(what="fn", why="it takes a row, and the call if it likes", found=fn)
+    if on_fail not in ("keep", "raise"):
+        raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
+    if not isinstance(version, str):
+        raise NotAStage(what="version", why="text", found=version)
+    if tls is not None and not isinstance(tls, Tls):
+        raise NotAStage(what="tls", why="holdfast.spark.Tls(cert, key, ca)", found=tls)
+    if progress not in MODES:
+        raise NotAStage(what="progress", why=f"one of {MODES}", found=progress)
+
+
+def default_session() -> SparkSession:
+    """A session for callers that have none at hand."""
+    from holdfast.spark.session import session
+
+    return session()

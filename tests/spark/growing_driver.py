@@ -1,0 +1,36 @@
+"""A driver of the stage of `test_growing_input` in a process that can be killed.
+
+Each line of standard input is a job as JSON; when it is done, one line of standard output says so,
+with the rows of the output in the order in which they were read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from holdfast.spark import Stage
+from holdfast.spark.session import session
+from holdfast.spark.sinks import ParquetSink
+from tests.spark.conftest import LOCAL
+from tests.spark.test_growing_input import Ask, frame, rows_of
+
+
+def main() -> None:
+    spark = session("local[2]", app="growing", config=LOCAL)
+    print("ready", flush=True)
+    for line in sys.stdin:
+        job: dict[str, Any] = json.loads(line)
+        stage = Stage(
+            "grow", Ask(job["url"]), key="id", schema="label string", store=job["store"], tasks=2,
+            concurrency=4, flush_rows=8, attempts=1, file_rows=16, progress="quiet",
+        )  # fmt: skip
+        world = {int(key): text for key, text in job["world"].items()}
+        out = ParquetSink(job["out"], grace_s=0)
+        with stage.run(frame(spark, world), output=out, changed="extend") as run:
+            print("done " + json.dumps(rows_of(run.output())), flush=True)
+
+
+if __name__ == "__main__":
+    main()
