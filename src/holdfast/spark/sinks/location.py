@@ -37,7 +37,7 @@ class OutputUnknown(Invalid):
     code = "output_unknown"
     hint = (
         "use a directory, file:, s3://, s3a://, gs://, az:// or abfss://; "
-        "for a table TableSink, IcebergSink or DeltaSink"
+        "for a Delta table DeltaSink"
     )
 
 
