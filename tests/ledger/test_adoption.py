@@ -21,6 +21,8 @@ from holdfast.ledger.states import State
 from holdfast.store import open as open_store
 from tests.ledger.rig import FAILED, OK, SKIPPED, Table, spans
 
+MODULES = ("holdfast.ledger.lineage", "holdfast.ledger.board")
+
 INPUT = int(ErrorClass.INPUT)
 
 

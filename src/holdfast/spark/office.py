@@ -15,7 +15,6 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast.clock import SYSTEM, Clock, iso_time
 from holdfast.config import VALUE_BYTES_MAX
-from holdfast.durable.lease import Lease
 from holdfast.errors import (
     CommitUnknown,
     Conflict,
@@ -35,7 +34,7 @@ from holdfast.ledger.log import load
 from holdfast.ledger.ranges import Ranges
 from holdfast.ledger.records import Halted, Part, Reclaimed, Stopped
 from holdfast.ledger.states import State
-from holdfast.spark import merge, wire
+from holdfast.spark import merge, run_writes, wire
 from holdfast.spark.adoption import take_over
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Put, Ticket
@@ -44,7 +43,7 @@ from holdfast.spark.metrics import RunMetrics
 from holdfast.spark.pace import Pace
 from holdfast.spark.rows import stream_of
 from holdfast.spark.wait_queue import Rows, WaitQueue
-from holdfast.store.api import Store, Txn
+from holdfast.store.api import Store
 
 WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
@@ -184,7 +183,7 @@ class Office:
     def move(self, event: runs.Event, **changes: Any) -> None:
         """Change the run's status, under its lease; the log has what it rests on already."""
         self.record = self.store.transact(
-            _moved, self.desk.log.lease, self.record.run_id, event, changes
+            run_writes.moved, self.desk.log.lease, self.record.run_id, event, changes
         )
 
     def _read_block(self, n: int) -> bytes:
@@ -200,7 +199,7 @@ class Office:
         spare = [n for n in range(self._blocks) if n not in kept]
         for at in range(0, len(spare), DELETE_BLOCKS):
             self.store.transact(
-                _without_blocks,
+                run_writes.without_blocks,
                 self.desk.log.lease,
                 self.record.run_id,
                 spare[at : at + DELETE_BLOCKS],
@@ -314,7 +313,7 @@ class Office:
         why = stopped.why if stopped is not None else ""
         if self.record.stopped != why and self.record.status in runs.GOING:
             self.record = self.store.transact(
-                _changed, self.desk.log.lease, self.record.run_id, {"stopped": why}
+                run_writes.changed, self.desk.log.lease, self.record.run_id, {"stopped": why}
             )
 
     def resume(self) -> wire.Ok:
@@ -675,29 +674,3 @@ def _tries(board: Board, seq: int) -> int:
     """How often a row was tried, the last time included."""
     [(_, _, retries)] = board.ledger.tries(seq, seq + 1)
     return retries + 1
-
-
-def _moved(
-    txn: Txn, lease: Lease, run_id: str, event: runs.Event, changes: dict[str, Any]
-) -> runs.RunRecord:
-    txn.require_live(lease)
-    now = runs.move(txn, run_id, event, **changes)
-    if event is runs.Event.SEAL and now.base_run:
-        base = runs.get(txn, now.base_run)
-        if base is not None and base.status in (runs.Status.OPEN, runs.Status.CANCELLING):
-            runs.move(txn, base.run_id, runs.Event.SUPERSEDE)
-    return now
-
-
-def _changed(txn: Txn, lease: Lease, run_id: str, changes: dict[str, Any]) -> runs.RunRecord:
-    """Change fields of the run's record; its status stays."""
-    txn.require_live(lease)
-    record = replace(runs.the(txn, run_id), **changes)
-    runs.put(txn, record)
-    return record
-
-
-def _without_blocks(txn: Txn, lease: Lease, run_id: str, numbers: list[int]) -> None:
-    txn.require_live(lease)
-    for n in numbers:
-        txn.delete(runs.block_key(run_id, n))
