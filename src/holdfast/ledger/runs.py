@@ -397,6 +397,15 @@ def chunks(
     return found
 
 
+def chunk(txn: Txn, run_id: str, page: int, height: int) -> Chunk | None:
+    """One chunk, whole: its parts are joined."""
+    row = txn.get(chunk_key(run_id, page, height))
+    if row is None:
+        return None
+    found = codec.unpack_as(Chunk, row)
+    return _joined(txn, run_id, page, height, found) if found.parts else found
+
+
 # -- runs that rest on others ---------------------------------------------------------------------
 
 

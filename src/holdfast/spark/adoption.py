@@ -432,7 +432,7 @@ def _decided(
             entries += more
         # Each lies under the height of an entry of its own, as every chunk does.
         for height, chunk in enumerate(chunks, desk.height + 1):
-            puts.append((runs.chunk_key(record.run_id, page, height), codec.pack(chunk)))
+            puts += runs.chunk_rows(record.run_id, page, height, chunk)
         return desk.enqueue(entries, puts)
 
 

@@ -12,13 +12,13 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from holdfast import codec
+from holdfast.errors import StoreCorrupt
 from holdfast.ledger import runs
 from holdfast.spark.rows import batch_of
 from holdfast.store.api import Store
 
 PAGES_INDEXED = 8
-CHUNKS_READ = 8  # at once: each is up to 16 MiB
+CHUNKS_READ = 8  # at once
 CACHE_BYTES = 32 * 1024 * 1024
 
 
@@ -63,8 +63,9 @@ class Chunks:
         if held is not None:
             self._held.move_to_end((page, height))
             return held
-        row = self._store.read(_row, runs.chunk_key(self._run_id, page, height))
-        chunk = codec.unpack_as(runs.Chunk, row)
+        chunk = self._store.read(runs.chunk, self._run_id, page, height)
+        if chunk is None:
+            raise StoreCorrupt(what="outcome chunk", run_id=self._run_id, page=page, height=height)
         self._keep((page, height), chunk)
         return chunk
 
@@ -84,8 +85,3 @@ class Chunks:
         while self._held_bytes > CACHE_BYTES and self._held:
             _, gone = self._held.popitem(last=False)
             self._held_bytes -= len(gone.batch)
-
-
-def _row(txn: object, key: bytes) -> bytes:
-    found: bytes = txn.get(key)  # type: ignore[attr-defined]
-    return found
