@@ -20,6 +20,7 @@ from holdfast.spark.error_classes import (
     transient,
 )
 from holdfast.spark.stage import Stage
+from tests.ids import stable
 
 NOW_S = 1_700_000_000.0
 REQUEST = httpx.Request("GET", "http://127.0.0.1/")
@@ -159,14 +160,14 @@ RULES = [
 ]
 
 
-@pytest.mark.parametrize(("rules", "error", "kind"), RULES, ids=str)
+@pytest.mark.parametrize(("rules", "error", "kind"), RULES, ids=stable)
 def test_a_rule_is_a_class_a_name_or_a_predicate(
     rules: Any, error: BaseException, kind: ErrorClass
 ) -> None:
     assert Rules(rules).class_of(error) is kind
 
 
-@pytest.mark.parametrize("rules", [5, "no name", (int,), ("a..b",), (None,)], ids=str)
+@pytest.mark.parametrize("rules", [5, "no name", (int,), ("a..b",), (None,)], ids=stable)
 def test_what_is_no_rule_is_refused(rules: Any) -> None:
     with pytest.raises(Exception, match="retry_on"):
         Stage("s", lambda row: {"y": 1}, key="id", schema="y int", retry_on=rules)

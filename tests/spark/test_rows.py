@@ -18,6 +18,7 @@ from pyspark.sql.types import Row, StructField, StructType
 
 from holdfast.spark.coercion import WrongSchema
 from holdfast.spark.rows import Encoder, rows_of, stream_of, table_of
+from tests.ids import stable
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -139,7 +140,7 @@ KEPT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "found"), KEPT, ids=str)
+@pytest.mark.parametrize(("kind", "value", "found"), KEPT, ids=stable)
 def test_a_value_of_the_declared_type_is_kept_as_it_is(
     kind: T.DataType, value: Any, found: Any
 ) -> None:
@@ -196,7 +197,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value", "column"), REFUSED, ids=str)
+@pytest.mark.parametrize(("kind", "value", "column"), REFUSED, ids=stable)
 def test_a_value_of_another_type_is_refused_by_the_name_of_its_column(
     kind: T.DataType, value: Any, column: str
 ) -> None:
@@ -214,7 +215,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "value"), UNFIT, ids=str)
+@pytest.mark.parametrize(("kind", "value"), UNFIT, ids=stable)
 def test_a_value_that_is_too_large_for_its_column_is_found_among_good_ones(
     kind: T.DataType, value: Any
 ) -> None:
@@ -245,7 +246,7 @@ def test_none_is_refused_where_it_is_declared_not_null() -> None:
         Model(y=1, z="a"),
         Answered("a", 1),
     ],
-    ids=str,
+    ids=stable,
 )
 def test_a_row_may_be_a_dict_a_row_or_a_tuple(found: Any) -> None:
     assert encoder(T.LongType(), T.StringType()).values(found) == (1, "a")
@@ -265,7 +266,7 @@ def test_a_row_may_be_a_dict_a_row_or_a_tuple(found: Any) -> None:
         (5, "a int; return a dict"),
         ({1, 2}, "a set; return a dict"),
     ],
-    ids=str,
+    ids=stable,
 )
 def test_what_is_no_row_says_what_it_lacks(found: Any, told: str) -> None:
     with pytest.raises(WrongSchema, match=told):
@@ -333,7 +334,7 @@ def test_a_table_without_rows_fits_a_batch_without_rows() -> None:
         (pa.table({"y": [1]}), r"missing: \['z'\]"),
         (pa.table([[1], [2], ["a"]], names=["y", "y", "z"]), "repeated"),
     ],
-    ids=str,
+    ids=stable,
 )
 def test_a_table_of_other_columns_is_refused(table: pa.Table, told: str) -> None:
     with pytest.raises(WrongSchema, match=told):
@@ -351,7 +352,7 @@ def test_nulls_in_a_table_are_refused_where_they_are_declared_not_null() -> None
         strict.check_table(pa.table({"y": pa.array([None, 1], pa.int32())}), 2)
 
 
-@pytest.mark.parametrize("found", [None, "table", 5, {"y": 1}], ids=str)
+@pytest.mark.parametrize("found", [None, "table", 5, {"y": 1}], ids=stable)
 def test_what_is_no_table_is_named(found: Any) -> None:
     with pytest.raises(WrongSchema, match=type(found).__name__):
         encoder(T.IntegerType()).fit_table(found, 1)
