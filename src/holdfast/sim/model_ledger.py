@@ -33,6 +33,7 @@ POLICY = [
     "backoff_first_ns",
     "backoff_factor",
     "backoff_max_ns",
+    "stop",
 ]
 
 Bad = Callable[[str, str], None]
@@ -77,6 +78,7 @@ class Ledger:
         self.cancelling = False
         self.grace_ends_ns = 0
         self.halted = False
+        self.stopped = False
         self.decided_ns = 0
 
     def apply(self, body: bytes) -> str:
@@ -106,7 +108,10 @@ class Ledger:
 
     def _opened(self, size: int, policy: list[Any]) -> None:
         self.opened = True
-        self.policy = dict(zip(POLICY, policy, strict=True))
+        # A log from before the last field has one less.
+        if not len(POLICY) - 1 <= len(policy) <= len(POLICY):
+            self.bad("S1", f"a policy of {len(policy)} fields")
+        self.policy = dict(zip(POLICY, policy, strict=False))
         self.state, self.attempts = [UNSEEN] * size, [0] * size
 
     def _leased(self, epoch: int, owner: str, parts: list[Any], begun: Ranges, alone: bool) -> None:
@@ -115,6 +120,8 @@ class Ledger:
         self.epoch = epoch
         if self.cancelling:
             self.bad("S1", "rows handed out while the run is being cancelled")
+        if self.stopped:
+            self.bad("S1", "rows handed out after the run was stopped")
         held_by = {seq for held in self.grants.values() for seq in held.idle | held.begun}
         unseen = next((s for s, code in enumerate(self.state) if code == UNSEEN), 0)
         rows = [(seq, part[2]) for part in parts for seq in range(part[0], part[1])]
@@ -180,6 +187,14 @@ class Ledger:
             self.grants.pop(epoch, None)
 
     def _ripened(self) -> None: ...
+
+    def _counted(self, cost: float, errors: list[Any]) -> None: ...
+
+    def _stopped(self, why: str) -> None:
+        self.stopped = True
+
+    def _resumed(self) -> None:
+        self.stopped = False
 
     def _reclaimed(
         self, epoch: int, why: str, suspects: Ranges, failed: Ranges, cancelled: Ranges

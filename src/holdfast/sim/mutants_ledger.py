@@ -55,7 +55,11 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
     ),
     # reports
     "report: begin not logged": (
-        Edit(_advance, "final, retried, begun, stop)", "final, retried, [], stop)"),
+        Edit(
+            _advance,
+            "entry = Advanced(now_ns, epoch, n, digest, final, retried, begun, stop)",
+            "entry = Advanced(now_ns, epoch, n, digest, final, retried, [], stop)",
+        ),
     ),
     "report: sent again, counted twice": (
         Edit(_advance, "if reply.n == n:", "if False:"),
