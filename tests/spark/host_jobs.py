@@ -5,6 +5,7 @@ import socket
 import sys
 import types
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from holdfast.spark import Stage, Tls
+from tests.process.watch import until
 
+MEET_S = 120.0
 PLACES = "host string, python string, directory string, pid long"
 
 
@@ -35,8 +38,19 @@ def places_of_tasks(spark: SparkSession, tasks: int) -> list[dict[str, Any]]:
     return [row.asDict() for row in rows]
 
 
-def where(row: Any, call: Any) -> dict[str, Any]:
-    return {"host": socket.gethostname()}
+@dataclass(frozen=True)
+class Where:
+    """The host of a call. With `meet`, a shared directory, a call waits until both hosts are at work."""
+
+    meet: str = ""
+
+    def __call__(self, row: Any, call: Any) -> dict[str, Any]:
+        host = socket.gethostname()
+        if self.meet:
+            os.makedirs(self.meet, exist_ok=True)
+            Path(self.meet, host).touch()
+            until(lambda: len(os.listdir(self.meet)) == 2, "the other host", MEET_S)
+        return {"host": host}
 
 
 def run_stage(
@@ -45,13 +59,14 @@ def run_stage(
     rows: int = 20,
     output: str | None = None,
     tls: str = "",
+    meet: str = "",
     **options: Any,
 ) -> dict[str, Any]:
     """A run of a stage whose rows say where they were called; its store is on the driver's disk."""
     if tls:
         options["tls"] = Tls(f"{tls}/ledger.crt", f"{tls}/ledger.key", f"{tls}/ca.crt")
     stage = Stage(
-        name, where, key="id", schema="host string", store="/var/work/store",
+        name, Where(meet), key="id", schema="host string", store="/var/work/store",
         flush_rows=1, progress="quiet", **options,
     )  # fmt: skip
     with stage.run(spark.range(rows), output=output) as run:

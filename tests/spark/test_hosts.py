@@ -45,7 +45,7 @@ def test_a_plain_job_runs_on_both_hosts_each_with_its_own_python(driver: Driver)
 
 
 def test_a_stage_without_an_output_runs_on_both_hosts(driver: Driver) -> None:
-    found = driver.call("run_stage", name="plain")
+    found = driver.call("run_stage", name="plain", meet=f"{SHARED}/meet-plain")
     assert found["hosts"] == ["host-0", "host-1"]
     assert found["ids"] == list(range(20))
 
@@ -101,7 +101,8 @@ def test_executors_reach_the_ledger_under_its_advertised_name_over_tls(
     directory = "/var/work/tls"
     Files.of(two_hosts[0].seen(directory), LEDGER)
     where = {"ledger_host": LEDGER, "ledger_port": 7070, "bind": "0.0.0.0"}
-    found = driver.call("run_stage", name="tls", tls=directory, **where)
+    meet = f"{SHARED}/meet-tls"
+    found = driver.call("run_stage", name="tls", tls=directory, meet=meet, **where)
     assert found["hosts"] == ["host-0", "host-1"]
     assert not two_hosts[1].seen(directory).exists()
 
