@@ -24,7 +24,7 @@ from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import verify
 from holdfast.ledger.states import State
-from holdfast.spark import code, engine, raw_values, wire
+from holdfast.spark import code, raw_values, row_reports, wire
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine, HungCall
@@ -408,7 +408,7 @@ def test_a_result_that_cannot_be_kept_fails_its_row_alone(tmp_path: Path) -> Non
         return {"y": "x" * (20 << 20) if row.id == 3 else "x" * (3 << 20)}
 
     with serving(tmp_path / "data", 6) as service, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "RESULT_BYTES_MAX", 19 << 20)
+        patch.setattr(row_reports, "RESULT_BYTES_MAX", 19 << 20)
         told = duty(service, schema=text.json())
         caller = Caller(fn, RETRY_ON, Encoder(text), told.run_id, told.timeout_s)
         with Client(told.address, "child") as client:

@@ -214,7 +214,52 @@ def a_streaming_input(bench: Bench) -> str:
     return bench.refused(lambda: bench.run(df))
 
 
+def a_column_of(bench: Bench, value: str, **options: Any) -> str:
+    """A run over rows with a column `v` of this SQL value; the result is its text."""
+
+    def work(row: Any) -> dict[str, str]:
+        with open(log, "a") as calls:
+            calls.write(".")
+        return {"y": f"{row.v}"}
+
+    log = str(bench.path / "calls")
+    df = bench.spark.range(0, 2, 1, 1).selectExpr("id", f"{value} AS v")
+    told: list[str] = []
+
+    def act() -> None:
+        with bench.run(df, work, schema="y string", **options) as run:
+            told.extend(f"success: `{row.y}`" for row in run.output().limit(1).collect())
+            told.extend(
+                f"row fails as `{row._error_class}`: {row._error.partition(':')[0]}"
+                for row in run.failed().limit(1).collect()
+            )
+
+    refused = bench.refused(act)
+    return told[0] if told else refused
+
+
+def a_schema_of(bench: Bench, kind: str) -> str:
+    return bench.refused(lambda: bench.run(bench.spark.range(2), schema=f"t {kind}"))
+
+
+def input_column(given: str, value: str, outcome: str) -> Case:
+    return Case(given, outcome, lambda bench: a_column_of(bench, value))
+
+
+REFUSED_TYPE = "refused before the first call: `ColumnTypeUnsupported`"
+REFUSED_SCHEMA = "refused before the first call: `NotAStage`"
+
 INPUTS = [
+    input_column("a calendar interval column", "make_interval(1, 2)", REFUSED_TYPE),
+    input_column("a calendar interval in an array", "array(make_interval(1, 2))", REFUSED_TYPE),
+    input_column("a year-month interval column", "INTERVAL '1-2' YEAR TO MONTH", REFUSED_TYPE),
+    input_column(
+        "a timestamp that Python has no value for", "TIMESTAMP '+12000-01-01 00:00:00'",
+        "row fails as `input`: its input cannot be converted",
+    ),
+    Case('`schema="t time"`', REFUSED_SCHEMA, lambda bench: a_schema_of(bench, "time")),
+    Case("`schema=` with a calendar interval", REFUSED_SCHEMA,
+         lambda bench: a_schema_of(bench, "interval")),
     Case("a streaming DataFrame", "refused before the first call: `InputStreaming`", a_streaming_input),
 ]  # fmt: skip
 

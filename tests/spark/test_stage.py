@@ -29,6 +29,7 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.states import State
 from holdfast.spark import Call, Fail, Retry, Skip, Stage
+from holdfast.spark.again import REMAP
 from holdfast.spark.code import NotPicklable
 from holdfast.spark.errors import (
     InputChanged,
@@ -42,7 +43,7 @@ from holdfast.spark.run import Drive
 from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
-from holdfast.spark.stage import REMAP, _open
+from holdfast.spark.stage import _open
 from holdfast.store import open as open_store
 from tests.processes import TIMEOUT_S
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pyarrow as pa
+from msgspec.structs import replace
 
 from holdfast.ledger import runs
 from holdfast.spark import merge
@@ -17,6 +18,9 @@ from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.match import HASHES
 from holdfast.spark.rows import stream_of
 from holdfast.store.api import Store
+
+# In the configuration of a retry run whose rows end by a mapping of what was kept.
+REMAP = "remap"
 
 
 def chain(store: Store, record: runs.RunRecord) -> list[runs.RunRecord]:
@@ -44,6 +48,17 @@ def failed_blocks(store: Store, record: runs.RunRecord) -> Iterator[tuple[bytes,
         for batch in table.to_batches():
             for piece in merge.cut(batch, merge.BLOCK_ROWS, merge.BLOCK_BYTES):
                 yield stream_of(pa.Table.from_batches([piece])), piece.num_rows
+
+
+def retry_of(store: Store, old: runs.RunRecord, new: runs.RunRecord) -> runs.RunRecord:
+    """A new run as the retry of an old one: the same settings, its rows beside the old one's."""
+    older = chain(store, old)
+    return replace(
+        new,
+        config={what: told for what, told in old.config.items() if what != REMAP},
+        sink=sink_of(older[-1], len(older)),
+        retry_of=old.run_id,
+    )
 
 
 def sink_of(record: runs.RunRecord, number: int) -> dict[str, str | int | bool]:

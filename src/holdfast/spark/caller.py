@@ -27,6 +27,7 @@ from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
 from holdfast.runner import forks
 from holdfast.spark import raw_values
+from holdfast.spark.call_slots import Watch, timed_out
 from holdfast.spark.coercion import WrongSchema
 from holdfast.spark.error_classes import Rule, Rules, retry_after_s
 from holdfast.spark.outcome import Call, Fail, Retry, Skip
@@ -88,8 +89,18 @@ class Caller:
         if not self._with_call and _takes_call_by_name(fn):
             self.fn, self._with_call = (lambda subject, call: fn(subject, call=call)), True
 
-    def one(self, seq: int, row: Row, attempt: int, origin: Origin | None = None) -> Ended:
+    def one(
+        self,
+        seq: int,
+        row: Row,
+        attempt: int,
+        origin: Origin | None = None,
+        watch: Watch | None = None,
+    ) -> Ended:
         call = Call(self.run_id, seq, attempt, origin=origin)
+        if watch is not None:
+            watch.cells[watch.place] = seq << 8 | attempt
+            call._watch = watch
         began = SYSTEM.mono_ns()
         before = forks.made
         try:
@@ -103,33 +114,68 @@ class Caller:
             return self._raised(call, error, began)
 
     async def one_async(
-        self, seq: int, row: Row, attempt: int, origin: Origin | None = None
+        self,
+        seq: int,
+        row: Row,
+        attempt: int,
+        origin: Origin | None = None,
+        watch: Watch | None = None,
     ) -> Ended:
         call = Call(self.run_id, seq, attempt, origin=origin)
+        if watch is not None:
+            watch.begin(seq, attempt)
+            call._watch = watch
         began = SYSTEM.mono_ns()
         try:
-            coroutine = self.fn(row, call) if self._with_call else self.fn(row)
-            async with asyncio.timeout(self.timeout_s):
-                found = await coroutine
+            found = await self.in_time(
+                lambda: self.fn(row, call) if self._with_call else self.fn(row), watch
+            )
             return self._returned(call, found, began)
         except BaseException as error:
             return self._raised(call, error, began)
 
+    async def in_time(self, begin: Callable[[], Any], watch: Watch | None) -> Any:
+        """What a coroutine returns; out of time it is cancelled, unless it says that it goes on."""
+        coroutine = begin()
+        limit = asyncio.timeout(self.timeout_s)
+        try:
+            async with limit:
+                if watch is not None:
+                    watch.limit(limit, self.timeout_s)
+                return await coroutine
+        except TimeoutError:
+            if limit.expired():
+                raise timed_out(self.timeout_s) from None
+            raise
+        finally:
+            if watch is not None:
+                watch.limit(None, 0.0)
+
     def batch(
-        self, seqs: Sequence[int], table: pa.Table, attempt: int, origins: Origins | None = None
+        self,
+        seqs: Sequence[int],
+        table: pa.Table,
+        attempt: int,
+        origins: Origins | None = None,
+        watch: Watch | None = None,
     ) -> BatchEnded:
         began = SYSTEM.mono_ns()
-        ended = _Batches(self, seqs, attempt, origins)
+        ended = _Batches(self, seqs, attempt, origins, watch)
         ended.run(table, 0)
         return ended.result(_micros(began))
 
     async def batch_async(
-        self, seqs: Sequence[int], table: pa.Table, attempt: int, origins: Origins | None = None
+        self,
+        seqs: Sequence[int],
+        table: pa.Table,
+        attempt: int,
+        origins: Origins | None = None,
+        watch: Watch | None = None,
     ) -> BatchEnded:
         """As `batch`, for `async def`: the coroutine runs on this loop, halves one by one."""
         began = SYSTEM.mono_ns()
-        ended = _Batches(self, seqs, attempt, origins)
-        await ended.run_async(table, 0, self.timeout_s)
+        ended = _Batches(self, seqs, attempt, origins, watch)
+        await ended.run_async(table, 0)
         return ended.result(_micros(began))
 
     def _returned(self, call: Call, found: Any, began: int) -> Ended:
@@ -178,9 +224,15 @@ class _Batches:
     """One batch and the halves it falls into when the function raises."""
 
     def __init__(
-        self, caller: Caller, seqs: Sequence[int], attempt: int, origins: Origins | None = None
+        self,
+        caller: Caller,
+        seqs: Sequence[int],
+        attempt: int,
+        origins: Origins | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.caller = caller
+        self.watch = watch
         self.seqs = seqs
         self.origins = origins or {}
         self.attempt = attempt
@@ -206,18 +258,17 @@ class _Batches:
         for half, lo in halves:
             self.run(half, lo)
 
-    async def run_async(self, table: pa.Table, at: int, timeout_s: float) -> None:
+    async def run_async(self, table: pa.Table, at: int) -> None:
         call = self._begin(table, at)
         halves: list[tuple[pa.Table, int]] = []
         try:
-            async with asyncio.timeout(timeout_s):
-                found = await self._call(table, call)
+            found = await self.caller.in_time(lambda: self._call(table, call), self.watch)
             self._keep(found, table.num_rows, at)
         except BaseException as error:
             halves = self._after(error, table, at)
         self.cost += _cost(call)
         for half, lo in halves:
-            await self.run_async(half, lo, timeout_s)
+            await self.run_async(half, lo)
 
     def result(self, micros: int) -> BatchEnded:
         self.kept.sort(key=lambda kept: kept[0])
@@ -239,9 +290,13 @@ class _Batches:
         self.calls += 1
         first, last = self.seqs[at], self.seqs[at + table.num_rows - 1]
         origin = self._origin(at, at + table.num_rows) if self.origins else None
-        return Call(
+        call = Call(
             self.caller.run_id, first, self.attempt, last=last, rows=table.num_rows, origin=origin
         )
+        if self.watch is not None:
+            self.watch.begin(first, self.attempt)
+            call._watch = self.watch
+        return call
 
     def _origin(self, lo: int, hi: int) -> Origin | None:
         """Of rows that an earlier run had first, all of them and side by side as here."""

@@ -25,6 +25,7 @@ import msgspec
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.spark import code, wire
+from holdfast.spark.call_slots import CallSlots
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine, HungCall
@@ -37,7 +38,7 @@ _LENGTHS = struct.Struct("<II")
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """How a duty ended: over, stop, or an error of the set-up; and how many steps it took."""
+    """How a duty ended: over, stop, timed_out, or an error of the set-up; and how many steps it took."""
 
     state: str
     steps: int
@@ -45,6 +46,8 @@ class Verdict(msgspec.Struct, frozen=True):
     code: str = ""
     # The same error as it travels.
     told: list[Any] = []
+    # The rows whose calls ran out of time: this process ends, and its successor tells of them.
+    timed_out: list[int] = []
 
     @classmethod
     def failed(cls, error: HoldfastError, steps: int = 0) -> Verdict:
@@ -61,20 +64,23 @@ def main() -> None:
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
     os.close(nothing)
+    slots = CallSlots(os.fdopen(int(sys.argv[1]), "r+b")) if len(sys.argv) > 1 else CallSlots()
     duties: queue.SimpleQueue[tuple[bytes, bytes] | None] = queue.SimpleQueue()
     orphaned = threading.Event()
     threading.Thread(target=_read, args=(source, duties, orphaned), daemon=True).start()
     while (given := duties.get()) is not None:
         header, function = given
-        verdict = _do(msgspec.msgpack.decode(header, type=Duty), function, orphaned)
+        verdict = _do(msgspec.msgpack.decode(header, type=Duty), function, orphaned, slots)
         if orphaned.is_set():
             os._exit(0)
         data = msgspec.msgpack.encode(verdict)
         answers.write(struct.pack("<I", len(data)) + data)
         answers.flush()
+        if verdict.state == "timed_out":
+            os._exit(EXIT_HUNG)
 
 
-def _do(duty: Duty, function: bytes, orphaned: threading.Event) -> Verdict:
+def _do(duty: Duty, function: bytes, orphaned: threading.Event, slots: CallSlots) -> Verdict:
     code.look_in(duty.paths)
     try:
         fn, retry_on = code.load(function)
@@ -87,12 +93,13 @@ def _do(duty: Duty, function: bytes, orphaned: threading.Event) -> Verdict:
     encoder = Encoder(StructType.fromJson(msgspec.json.decode(duty.schema)))
     caller = Caller(fn, retry_on, encoder, duty.run_id, duty.timeout_s)
     with Client(duty.address, "child") as client:
-        engine = Engine(duty, caller, client, orphaned)
+        client.owner = duty.owner or client.owner
+        engine = Engine(duty, caller, client, orphaned, slots)
         try:
             return Verdict(engine.run(), engine.steps)
-        except HungCall as error:
-            print(f"holdfast: {error}; leaving", file=sys.stderr, flush=True)
-            os._exit(EXIT_HUNG)
+        except HungCall as hung:
+            print(f"holdfast: {hung}; leaving", file=sys.stderr, flush=True)
+            return _handed_over(client, hung, engine.steps)
         except HoldfastError as error:
             return Verdict.failed(error, engine.steps)
 
@@ -105,6 +112,15 @@ def _probed(duty: Duty, fn: Callable[..., Any]) -> Verdict:
     except HoldfastError as error:
         return Verdict.failed(error)
     return Verdict("probed", 0)
+
+
+def _handed_over(client: Client, hung: HungCall, steps: int) -> Verdict:
+    """The successor of this process takes what it holds; without a word it would be reclaimed."""
+    try:
+        client.ask(wire.HandOver(client.owner))
+    except HoldfastError as error:
+        return Verdict.failed(error, steps)
+    return Verdict("timed_out", steps, timed_out=hung.seqs)
 
 
 def _read(

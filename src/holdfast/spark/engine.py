@@ -17,26 +17,21 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from array import array
-from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
-import pyarrow as pa
 
 from holdfast.clock import SYSTEM
 from holdfast.codec import pack
 from holdfast.errors import HoldfastError
 from holdfast.ledger.classes import ErrorClass
-from holdfast.ledger.ranges import Range
-from holdfast.ledger.records import Done
-from holdfast.ledger.states import State
-from holdfast.spark import raw_values, wire
-from holdfast.spark.caller import BatchEnded, Caller, Ended
+from holdfast.spark import row_reports, wire
+from holdfast.spark.call_slots import CallSlots, Silence, seq_of, timed_out
+from holdfast.spark.caller import Caller
 from holdfast.spark.client import Address, Client
-from holdfast.spark.pool import Held, Loop, News, Pool, Threads, Unit
-from holdfast.spark.rows import message_of, rows_of, table_of
+from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit
+from holdfast.spark.rows import rows_of, table_of
 
 FAST_US = 20
 UNKNOWN_US = 1e9
@@ -51,12 +46,10 @@ TELL_ROWS = 32
 TELL_NS = 250_000_000
 WAIT_MS = 500
 PAUSE_S_MAX = 0.25
-# One report of a grant: so many rows, unless they are consecutive, and about so many bytes; a single
-# row may be larger, and is stored in parts.
-REPORT_ROWS_MAX = 5000
-REPORT_BYTES_MAX = 8 * 1024 * 1024
-RESULT_BYTES_MAX = 64 * 1024 * 1024
 LATENCY_BUCKETS = 32
+# An `async def` is cancelled at its time; so much later its loop is blocked, or it does not let go.
+CANCEL_S = 1.0
+LOOK_NS = 50_000_000
 
 
 # How a duty ends: the run is over; it stops; the time of the task is up.
@@ -84,10 +77,19 @@ class Duty(msgspec.Struct, frozen=True):
     probe: bool = False
     # After so long nothing more is begun, and the task gives its slot back. 0: at the end of the run.
     turn_s: float = 0.0
+    lease_s: float = 15.0
+    # The child's name at the ledger; its successor has the same, and takes over what it held.
+    owner: str = ""
+    # Rows of the predecessor that were out of time, and ended with it. None: there was none.
+    timed_out: list[int] | None = None
 
 
 class HungCall(Exception):
-    """A call ran into its time-out and cannot be stopped but with its process."""
+    """Calls are out of time and cannot be stopped but with their process; `seqs` are their rows."""
+
+    def __init__(self, seqs: list[int], timeout_s: float) -> None:
+        super().__init__(f"calls took longer than timeout_s={timeout_s:g}: rows {seqs}")
+        self.seqs = seqs
 
 
 class Engine:
@@ -97,6 +99,7 @@ class Engine:
         caller: Caller,
         client: Client,
         orphaned: threading.Event | None = None,
+        slots: CallSlots | None = None,
     ) -> None:
         self.duty = duty
         self._orphaned = orphaned or threading.Event()
@@ -105,7 +108,11 @@ class Engine:
         self.steps = 0
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         make = Loop if caller.is_async else Threads
-        self._pool: Pool = make(caller, self._news, duty.concurrency)
+        self._slots = slots or CallSlots()
+        self._silence = Silence(self._slots)
+        self._pool: Pool = make(
+            caller, self._news, duty.concurrency, self._slots.watches(duty.concurrency)
+        )
         self._line = _Courier(client, self._news)
         self._held: list[Held] = []
         self._flush = max(duty.flush_rows >> min(duty.deaths * 2, 16), 1)
@@ -122,6 +129,7 @@ class Engine:
         self._mean_us = UNKNOWN_US
         self._state = "granted"
         self._hung = False
+        self._look_ns = 0
         self._claim_again_ns = 0
         self._beat_ns = SYSTEM.mono_ns()
         self._sent: list[tuple[Held, int]] = []
@@ -132,7 +140,10 @@ class Engine:
         beat_ns = welcome.lease_ns // 3
         turn_ns = SYSTEM.mono_ns() + int(self.duty.turn_s * 1e9) if self.duty.turn_s else 0
         try:
+            if self.duty.timed_out is not None:
+                self._inherit()
             while True:
+                self._slots.tick()
                 if self._orphaned.is_set() and self._drained():
                     return "stop"
                 if turn_ns and self._state not in ("over", "stop") and SYSTEM.mono_ns() >= turn_ns:
@@ -147,6 +158,18 @@ class Engine:
         finally:
             self._line.close()
             self._pool.close()
+
+    def _inherit(self) -> None:
+        """Take over what the predecessor held: its begun rows are called again, in the same attempt,
+        and those that were out of time are told."""
+        while True:
+            known = [held.epoch for held in self._held]
+            answer, attached = self.client.ask(wire.Inherit(known))
+            if answer.grant is None:
+                return
+            held = self._take(answer.grant, attached)
+            self._give_up(held)
+            self._held.append(held)
 
     def _drained(self) -> bool:
         """The worker is gone: calls under way end and are told, others are not started."""
@@ -199,7 +222,7 @@ class Engine:
         if not self._ended_ns:
             self._ended_ns = SYSTEM.mono_ns()
         if news.batch is not None:
-            held.batches += _pieces(news.batch)
+            held.batches += row_reports.pieces(news.batch)
             held.ended += news.unit.hi - news.unit.lo
             self._count(news.batch.calls, news.batch.cost, news.batch.micros)
             return
@@ -207,7 +230,8 @@ class Engine:
         held.ended += len(news.ended)
         each = self.caller.calls_each
         for ended in news.ended:
-            self._count(each, ended.cost, ended.micros)
+            if ended.micros >= 0:
+                self._count(each, ended.cost, ended.micros)
 
     def _count(self, calls: int, cost: float, micros: int) -> None:
         self._calls += calls
@@ -216,13 +240,21 @@ class Engine:
         self._mean_us = micros if self._mean_us > 1e8 else self._mean_us * 0.98 + micros * 0.02
 
     def _check_hung(self) -> None:
-        """A call beyond its time: begin nothing more, tell what ended, then leave without it."""
-        oldest = self._pool.oldest_ns()
-        # An `async def` is cancelled at its time; one that blocks the loop is not.
-        allowed_s = self.duty.timeout_s * (2 if self.caller.is_async else 1)
-        self._hung = oldest is not None and SYSTEM.mono_ns() - oldest > allowed_s * 1e9
-        if self._hung and not self._unreported() and not self._line.busy:
-            raise HungCall(f"a call took longer than timeout_s={self.duty.timeout_s}")
+        """A call beyond its time: begin nothing more, let the others end, then leave without it."""
+        now_ns = SYSTEM.mono_ns()
+        if now_ns < self._look_ns:
+            return
+        self._look_ns = now_ns + LOOK_NS
+        self._silence.look(now_ns)
+        allowed_s = self.duty.timeout_s + (CANCEL_S if self.caller.is_async else 0.0)
+        hung = self._pool.stuck(self._silence.beyond(allowed_s * 1e9, now_ns))
+        if hung:
+            # For good: what waits in the pool is not started any more, and left to the successor.
+            self._hung = self._pool.draining = True
+        if not self._hung or self._unreported() or self._line.busy:
+            return
+        if self._pool.blocked or hung.keys() >= self._pool.running.keys():
+            raise HungCall([seq_of(row) for row in hung.values()], self.duty.timeout_s)
 
     # --- the ledger -------------------------------------------------------------------------
 
@@ -363,7 +395,7 @@ class Engine:
     def _move(self, held: Held, begin: int) -> tuple[wire.Move, bytes]:
         held.n += 1
         done, others, data, seqs, lo = self._report(held)
-        begins = ranges_of(held.seqs[held.begun : held.begun + begin])
+        begins = row_reports.ranges_of(held.seqs[held.begun : held.begun + begin])
         digest = blake2b(data, digest_size=16)
         digest.update(pack([done, begins, [(other.error, other.raw) for other in others]]))
         return (
@@ -373,19 +405,27 @@ class Engine:
             data,
         )
 
-    def _report(self, held: Held) -> Report:
+    def _report(self, held: Held) -> row_reports.Report:
         """What ended of a grant and was not told yet; the rest of much waits for the next frame."""
         if held.batches:
             return self._batch_report(held)
-        results, held.results = held.results[:REPORT_ROWS_MAX], held.results[REPORT_ROWS_MAX:]
+        results, held.results = (
+            held.results[: row_reports.REPORT_ROWS_MAX],
+            held.results[row_reports.REPORT_ROWS_MAX :],
+        )
         while True:
-            report = _row_report(results, self.caller)
-            if len(report.data) + _told_bytes(report.others) <= REPORT_BYTES_MAX:
+            report = row_reports.row_report(results, self.caller)
+            if (
+                len(report.data) + row_reports.told_bytes(report.others)
+                <= row_reports.REPORT_BYTES_MAX
+            ):
                 break
             if len(results) == 1:
-                if len(report.data) <= RESULT_BYTES_MAX:
+                if len(report.data) <= row_reports.RESULT_BYTES_MAX:
                     break
-                results = [self.caller.wrong_schema(results[0], _too_large(len(report.data)))]
+                results = [
+                    self.caller.wrong_schema(results[0], row_reports.too_large(len(report.data)))
+                ]
                 continue
             half = len(results) // 2
             held.results = results[half:] + held.results
@@ -393,20 +433,20 @@ class Engine:
         held.reported += len(results)
         return report
 
-    def _batch_report(self, held: Held) -> Report:
+    def _batch_report(self, held: Held) -> row_reports.Report:
         piece = held.batches.pop(0)
         while True:
-            report = _batch_report(piece)
-            if len(report.data) <= REPORT_BYTES_MAX:
+            report = row_reports.batch_report(piece)
+            if len(report.data) <= row_reports.REPORT_BYTES_MAX:
                 break
             half = piece.batch.num_rows // 2
             if not half:
-                if len(report.data) <= RESULT_BYTES_MAX:
+                if len(report.data) <= row_reports.RESULT_BYTES_MAX:
                     break
-                piece = _without_result(piece, _too_large(len(report.data)))
+                piece = row_reports.without_result(piece, row_reports.too_large(len(report.data)))
                 continue
-            held.batches.insert(0, _slice(piece, half, piece.batch.num_rows))
-            piece = _slice(piece, 0, half)._replace(others=piece.others)
+            held.batches.insert(0, row_reports.slice_of(piece, half, piece.batch.num_rows))
+            piece = row_reports.slice_of(piece, 0, half)._replace(others=piece.others)
         held.reported += len(piece.seqs) + len(piece.others)
         return report
 
@@ -456,13 +496,45 @@ class Engine:
                 itertools.repeat(part.attempt, part.hi - part.lo) for part in grant.parts
             )
         )
-        rows: Any = table if self.duty.batch_rows else rows_of(table)
         origins = {
             seq: (run_id, first + seq - lo)
             for lo, hi, run_id, first in grant.origins
             for seq in range(lo, hi)
         }
-        return Held(grant.epoch, seqs, attempts, rows, grant.alone, grant.begun, origins=origins)
+        held = Held(
+            grant.epoch, seqs, attempts, table, grant.alone, grant.begun, n=grant.n, origins=origins
+        )
+        if not self.duty.batch_rows:
+            self._convert(held)
+        return held
+
+    def _convert(self, held: Held) -> None:
+        """Arrow as Rows. A row that cannot be converted fails with the reason, and is not called."""
+        table = held.rows
+        try:
+            held.rows = rows_of(table)
+            return
+        except Exception:
+            held.rows = []
+        for at in range(len(held.seqs)):
+            try:
+                held.rows += rows_of(table.slice(at, 1))
+            except Exception as error:
+                why = f"its input cannot be converted: {type(error).__name__}: {error}"
+                held.rows.append(None)
+                held.settled[at] = Settled(int(ErrorClass.INPUT), why, -1)
+
+    def _give_up(self, held: Held) -> None:
+        """Rows of an inherited grant that were out of time; of a batch, all that were begun."""
+        late = set(self.duty.timed_out or ()).intersection(held.seqs[: held.begun])
+        if not late:
+            return
+        error = timed_out(self.duty.timeout_s)
+        spent_us = int(self.duty.timeout_s * 1e6)
+        told = Settled(int(self.caller.class_of(error)), f"TimeoutError: {error}", spent_us)
+        for at in range(held.begun):
+            if self.duty.batch_rows or held.seqs[at] in late:
+                held.settled[at] = told
 
     def _adapt(self) -> None:
         if self.duty.batch_rows or self.duty.rate or self._mean_us == UNKNOWN_US:
@@ -528,159 +600,8 @@ class _Courier:
                 self._news.put(error)
 
 
-def ranges_of(seqs: Iterable[int]) -> list[Range]:
-    """Ascending numbers as half-open ranges."""
-    if isinstance(seqs, range):
-        return [(seqs.start, seqs.stop)] if seqs else []
-    found: list[Range] = []
-    lo = hi = -1
-    for seq in seqs:
-        if seq != hi:
-            if lo >= 0:
-                found.append((lo, hi))
-            lo = seq
-        hi = seq + 1
-    if lo >= 0:
-        found.append((lo, hi))
-    return found
-
-
 def _cut(held: Held) -> None:
     held.seqs = held.seqs[: held.begun]
-
-
-class Report(NamedTuple):
-    done: list[Done]
-    others: list[wire.Other]
-    data: bytes
-    seqs: bytes
-    lo: int
-
-
-def _row_report(results: list[Ended], caller: Caller) -> Report:
-    if not results:
-        return Report([], [], b"", b"", 0)
-    results.sort()
-    good = [ended for ended in results if ended.values is not None]
-    rest = [ended for ended in results if ended.values is None]
-    batch = None
-    if good:
-        try:
-            batch = caller.encoder.batch([ended.values for ended in good if ended.values])
-        except Exception:
-            good, rest, batch = _sift(good, rest, caller)
-    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in _runs(good)]
-    done += _alike(rest)
-    data = message_of(batch) if batch is not None and batch.num_rows else b""
-    return Report(done, _others(rest), data, *_places([ended.seq for ended in good]))
-
-
-def _runs(ended: list[Ended]) -> list[Range]:
-    return ranges_of(one.seq for one in ended)
-
-
-def _sift(
-    good: list[Ended], rest: list[Ended], caller: Caller
-) -> tuple[list[Ended], list[Ended], pa.RecordBatch]:
-    """Find the rows whose values are no values of the schema: they fail, the others stay."""
-    kept: list[Ended] = []
-    for ended in good:
-        assert ended.values is not None
-        why = caller.encoder.fits(ended.values)
-        if why:
-            bad = caller.wrong_schema(ended, f"returned {why}")
-            rest = [*rest, bad]
-        else:
-            kept.append(ended)
-    batch = caller.encoder.batch([ended.values for ended in kept if ended.values])
-    return kept, sorted(rest), batch
-
-
-def _pieces(ended: BatchEnded) -> list[BatchEnded]:
-    """A batch's outcome in parts that fit into a frame, and into a value of the store."""
-    rows, size = ended.batch.num_rows, ended.batch.nbytes
-    step = min(max(rows * REPORT_BYTES_MAX // max(size, 1) // 2, 1), max(rows, 1))
-    if not isinstance(ended.seqs, range):
-        step = min(step, REPORT_ROWS_MAX)
-    others = _lots(ended.others)
-    if rows <= step and len(others) <= 1:
-        return [ended]
-    found = [_slice(ended, at, min(at + step, rows)) for at in range(0, rows, step)]
-    nothing = ended.batch.slice(0, 0)
-    return found + [BatchEnded([], nothing, lot, 0.0, 0, 0) for lot in others]
-
-
-def _slice(ended: BatchEnded, lo: int, hi: int) -> BatchEnded:
-    return BatchEnded(ended.seqs[lo:hi], ended.batch.slice(lo, hi - lo), [], 0.0, 0, 0)
-
-
-def _lots(others: list[Ended]) -> list[list[Ended]]:
-    """Rows without a result, so many at a time that their errors fit into a report."""
-    found: list[list[Ended]] = []
-    size = 0
-    for other in others:
-        more = 4 * len(other.error) + len(other.raw)
-        size += more
-        if not found or len(found[-1]) >= REPORT_ROWS_MAX or size > REPORT_BYTES_MAX:
-            found.append([])
-            size = more
-        found[-1].append(other)
-    return found
-
-
-def _told_bytes(others: list[wire.Other]) -> int:
-    """A character of an error is up to four bytes of the store's; raw text is ASCII."""
-    return sum(4 * len(other.error) + len(other.raw) for other in others)
-
-
-def _too_large(size: int) -> str:
-    return f"returned a result of {size:,} bytes; at most {RESULT_BYTES_MAX:,} fit"
-
-
-def _without_result(ended: BatchEnded, why: str) -> BatchEnded:
-    """The one row of it fails: its result is too large. Its beginning is kept."""
-    fail, kind = int(State.TERMINAL_FAIL), int(ErrorClass.SCHEMA)
-    [row] = ended.batch.to_pylist()
-    failed = Ended(ended.seqs[0], fail, None, kind, why, 0, 0.0, 0, raw_values.encode(row))
-    others = sorted([*ended.others, failed])
-    return BatchEnded([], ended.batch.slice(0, 0), others, 0.0, 0, 0)
-
-
-def _batch_report(ended: BatchEnded) -> Report:
-    done = [Done(lo, hi, int(State.TERMINAL_SUCCESS)) for lo, hi in ranges_of(ended.seqs)]
-    done += _alike(ended.others)
-    data = message_of(ended.batch) if ended.batch.num_rows else b""
-    return Report(done, _others(ended.others), data, *_places(ended.seqs))
-
-
-def _alike(rest: list[Ended]) -> list[Done]:
-    """Rows without a result, in order; neighbours that ended alike are one."""
-    found: list[Done] = []
-    for one in rest:
-        last = found[-1] if found else None
-        how = (int(one.state), int(one.error_class), one.delay_ns)
-        if last and last.hi == one.seq and (last.code, last.error_class, last.delay_ns) == how:
-            found[-1] = Done(last.lo, one.seq + 1, *how)
-        else:
-            found.append(Done(one.seq, one.seq + 1, *how))
-    return found
-
-
-def _places(seqs: Sequence[int]) -> tuple[bytes, int]:
-    """Where results belong: their distances from the first; none when they are consecutive."""
-    if not seqs:
-        return b"", 0
-    if seqs[-1] - seqs[0] + 1 == len(seqs):
-        return b"", seqs[0]
-    first = seqs[0]
-    return array("I", [seq - first for seq in seqs]).tobytes(), first
-
-
-def _others(rest: list[Ended]) -> list[wire.Other]:
-    return [
-        wire.Other(one.seq, int(one.state), int(one.error_class), one.error, one.delay_ns, one.raw)
-        for one in rest
-    ]
 
 
 __all__ = ["Address", "Duty", "Engine", "HungCall"]

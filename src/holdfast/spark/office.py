@@ -36,6 +36,7 @@ from holdfast.ledger.records import Halted, Part, Reclaimed, Stopped
 from holdfast.ledger.states import State
 from holdfast.spark import merge, run_writes, wire
 from holdfast.spark.adoption import take_over
+from holdfast.spark.child_succession import Succession, child_of, regranted
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Put, Ticket
 from holdfast.spark.journal import Input, Outcomes
@@ -47,7 +48,7 @@ from holdfast.store.api import Store
 
 WAIT_MS_MAX = 5000
 GRANT_BYTES_MAX = 64 * 1024 * 1024
-# One report: the largest result (`engine.RESULT_BYTES_MAX`) and what surrounds it.
+# One report: the largest result (`row_reports.RESULT_BYTES_MAX`) and what surrounds it.
 REPORT_BYTES_MAX = 96 * 1024 * 1024
 DELETE_BLOCKS = 100
 SPIN_NS = 10_000_000
@@ -85,6 +86,7 @@ class Office:
         now_ns = store.now_ns()
         self._pace = Pace(rate_per_s, now_ns) if rate_per_s else None
         self.metrics = RunMetrics(now_ns)
+        self.succession = Succession(store, desk, self.owners)
         self._reading = threading.Lock()
         self._input: Input | None = None
         self._sizes: Input | None = None
@@ -415,16 +417,9 @@ class Office:
         if board.cancelling or board.halted is not None:
             return None
         for grant in board.grants.values():
-            if grant.n or grant.epoch in held or _child_of(grant.owner) != _child_of(owner):
+            if grant.n or grant.epoch in held or child_of(grant.owner) != child_of(owner):
                 continue
-            until_ns = board.heartbeat(grant.epoch, self.store.now_ns())
-            parts = [
-                Part(lo, hi, tries + 1)
-                for first, last in sorted([*grant.begun, *grant.idle])
-                for lo, hi, tries in board.ledger.tries(first, last)
-            ]
-            begun = grant.begun.rows
-            return Grant(grant.epoch, grant.owner, parts, begun, grant.alone, until_ns)
+            return regranted(board, grant, self.store.now_ns())
         return None
 
     def _claim(self, owner: str, claim: wire.Claim) -> tuple[Answer, Entries]:
@@ -524,6 +519,16 @@ class Office:
                     lost.append(epoch)
         return wire.Beaten(lost)
 
+    def inherit(self, owner: str, held: list[int]) -> tuple[wire.Stepped, bytes]:
+        """A grant of the predecessor of this child, if there is one more."""
+        with self.desk.lock:
+            found = None if self.leaving else self.succession.next_grant(owner, held)
+        answer, data = self._stepped([], found[0] if found else None, "")
+        if found is not None and answer.grant is not None:
+            grant = replace(answer.grant, n=found[1])
+            answer = replace(answer, grant=grant)
+        return answer, data
+
     def tokens(self, count: int) -> wire.Allowed:
         if self._pace is None:
             return wire.Allowed(count, 0)
@@ -538,9 +543,13 @@ class Office:
             if not self.desk.has_board or self.desk.error is not None:
                 return
             # Grants that outlived a service are under the name that its line had there.
-            board, child = self.desk.board, _child_of(owner)
+            board, child = self.desk.board, child_of(owner)
+            self.desk.changed.notify_all()
+            if self.succession.is_handed_over(child):
+                # Until a lease runs out, nobody else is given its rows.
+                return
             for name in board.owners():
-                if _child_of(name) == child and name not in self.owners:
+                if child_of(name) == child and name not in self.owners:
                     self.reclaimed(board.drop(name, self.store.now_ns())[1])
 
     def tick(self) -> None:
@@ -663,11 +672,6 @@ class Office:
         ledger = self.desk.board.ledger
         self.metrics.moved(entries)
         self.metrics.stand(self.store.now_ns(), sum(ledger.ended), ledger.in_flight_count)
-
-
-def _child_of(owner: str) -> str:
-    """An owner is a child and the line it came by."""
-    return owner.rpartition("#")[0] or owner
 
 
 def _tries(board: Board, seq: int) -> int:

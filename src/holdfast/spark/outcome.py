@@ -9,12 +9,17 @@ def classify(row, call):
         return Fail("not text")               # ends the row: no retry will help
     answer = llm(row.text, idempotency_key=call.idempotency_key)
     call.cost = answer.usd                    # shows in the progress bar and in the report
+    call.progress()                           # it goes on: timeout_s counts from here
     return {"label": answer.label}
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from holdfast.spark.call_slots import Watch
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +52,7 @@ class Call:
     together: when a batch is tried again in parts, each of them has its own.
     """
 
-    __slots__ = ("attempt", "cost", "last", "origin", "rows", "run_id", "seq")
+    __slots__ = ("_watch", "attempt", "cost", "last", "origin", "rows", "run_id", "seq")
 
     def __init__(
         self,
@@ -67,6 +72,12 @@ class Call:
         # The run and seq that had this row first, if it was not this run.
         self.origin = origin
         self.cost = 0.0
+        self._watch: Watch | None = None
+
+    def progress(self) -> None:
+        """It goes on: `timeout_s` counts from now. For calls that are long, from any thread of theirs."""
+        if self._watch is not None:
+            self._watch.progress(self.seq, self.attempt)
 
     @property
     def idempotency_key(self) -> str:

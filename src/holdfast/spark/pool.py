@@ -11,15 +11,29 @@ import queue
 import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from holdfast.clock import SYSTEM
+from holdfast.ledger.states import State
+from holdfast.spark.call_slots import Watch
 from holdfast.spark.caller import BatchEnded, Caller, Ended, Origins
 
 # Rows that ended are told at least this often while a unit of many rows is at work.
 TELL_NS = 20_000_000
+
+
+class Settled(NamedTuple):
+    """A row that fails without a call; `micros` is below 0 when none was ever made."""
+
+    error_class: int
+    error: str
+    micros: int
+
+    def ended(self, seq: int) -> Ended:
+        fail = int(State.TERMINAL_FAIL)
+        return Ended(seq, fail, None, self.error_class, self.error, 0, 0.0, self.micros)
 
 
 @dataclass(eq=False)
@@ -37,6 +51,8 @@ class Held:
     reported: int = 0
     n: int = 0
     dead: bool = False
+    # By place: rows that are not called.
+    settled: dict[int, Settled] = field(default_factory=dict)
     results: list[Ended] = field(default_factory=list)
     batches: list[BatchEnded] = field(default_factory=list)
     # Rows that an earlier run had first: their keys are made of where they were then.
@@ -61,32 +77,38 @@ class News:
 
 
 class Pool:
-    """What both pools are: a queue of news, and when each running unit began."""
+    """What both pools are: a queue of news, and the slots of the units that run."""
 
     def __init__(self, caller: Caller, news: queue.SimpleQueue[Any]) -> None:
         self.caller = caller
         self.news = news
+        # The place of the slot of each unit that runs.
         self.running: dict[int, int] = {}
         # Nothing that waits is started any more.
         self.draining = False
+        # Calls stop each other from going on.
+        self.blocked = False
 
     def start(self, units: list[Unit]) -> None:
         raise NotImplementedError
 
-    def oldest_ns(self) -> int | None:
-        """When the unit that runs longest began."""
-        return min(list(self.running.values()), default=None)
+    def stuck(self, silent: dict[int, int]) -> dict[int, int]:
+        """Which of the calls that have been silent for too long are stuck themselves."""
+        return silent
 
     def close(self) -> None:
         pass
 
 
 class Threads(Pool):
-    def __init__(self, caller: Caller, news: queue.SimpleQueue[Any], count: int) -> None:
+    def __init__(
+        self, caller: Caller, news: queue.SimpleQueue[Any], count: int, watches: list[Watch]
+    ) -> None:
         super().__init__(caller, news)
         self._todo: queue.SimpleQueue[Unit | None] = queue.SimpleQueue()
         self._threads = [
-            threading.Thread(target=self._work, name=f"call-{i}", daemon=True) for i in range(count)
+            threading.Thread(target=self._work, args=(watch,), name=f"call-{i}", daemon=True)
+            for i, watch in enumerate(watches[:count])
         ]
         for thread in self._threads:
             thread.start()
@@ -99,37 +121,41 @@ class Threads(Pool):
         for _ in self._threads:
             self._todo.put(None)
 
-    def _work(self) -> None:
-        me = threading.get_ident()
+    def _work(self, watch: Watch) -> None:
+        place = watch.place
         while (unit := self._todo.get()) is not None:
             if unit.held.dead or self.draining:
                 continue
-            self.running[me] = SYSTEM.mono_ns()
+            self.running[place] = place
             try:
-                self._run(unit)
+                self._run(unit, watch)
             finally:
-                self.running.pop(me, None)
+                watch.end()
+                self.running.pop(place, None)
 
-    def _run(self, unit: Unit) -> None:
+    def _run(self, unit: Unit, watch: Watch) -> None:
         held = unit.held
         if isinstance(held.rows, pa.Table):
-            table = held.rows.slice(unit.lo, unit.hi - unit.lo)
-            seqs = held.seqs[unit.lo : unit.hi]
-            batch = self.caller.batch(seqs, table, held.attempts[unit.lo], held.origins)
+            batch = _settled_batch(unit, self.caller)
+            if batch is None:
+                table = held.rows.slice(unit.lo, unit.hi - unit.lo)
+                seqs = held.seqs[unit.lo : unit.hi]
+                batch = self.caller.batch(seqs, table, held.attempts[unit.lo], held.origins, watch)
             self.news.put(News(unit, [], batch, True))
             return
-        one, origin = self.caller.one, held.origins.get
+        one, origin, settled = self.caller.one, held.origins.get, held.settled
         ended: list[Ended] = []
         told_ns = SYSTEM.mono_ns()
-        me = threading.get_ident()
         for i in range(unit.lo, unit.hi):
             if held.dead or (self.draining and ended):
                 break
             seq = held.seqs[i]
-            ended.append(one(seq, held.rows[i], held.attempts[i], origin(seq)))
+            if settled and i in settled:
+                ended.append(settled[i].ended(seq))
+                continue
+            ended.append(one(seq, held.rows[i], held.attempts[i], origin(seq), watch))
             if not i & 15:
                 now_ns = SYSTEM.mono_ns()
-                self.running[me] = now_ns
                 if now_ns - told_ns > TELL_NS and i + 1 < unit.hi:
                     self.news.put(News(unit, ended, None, False))
                     ended, told_ns = [], now_ns
@@ -139,8 +165,12 @@ class Threads(Pool):
 class Loop(Pool):
     """One event loop in a thread; as many calls at once as the stage's concurrency."""
 
-    def __init__(self, caller: Caller, news: queue.SimpleQueue[Any], count: int) -> None:
+    def __init__(
+        self, caller: Caller, news: queue.SimpleQueue[Any], count: int, watches: list[Watch]
+    ) -> None:
         super().__init__(caller, news)
+        self._free = watches[:count]
+        self._places: dict[asyncio.Task[Any], int] = {}
         self._loop = asyncio.new_event_loop()
         self._slots = asyncio.Semaphore(count)
         self._kept: set[asyncio.Task[None]] = set()
@@ -158,34 +188,67 @@ class Loop(Pool):
             self._kept.add(task)
             task.add_done_callback(self._kept.discard)
 
+    def stuck(self, silent: dict[int, int]) -> dict[int, int]:
+        """A call that blocks the loop makes all of them silent; then it is the one that is stuck."""
+        self.blocked = False
+        if not silent:
+            return silent
+        now = asyncio.current_task(self._loop)
+        place = self._places.get(now) if now is not None else None
+        if place is None:
+            # The loop goes on: these do not let themselves be cancelled.
+            return silent
+        self.blocked = place in silent
+        return {place: silent[place]} if self.blocked else {}
+
     async def _run(self, unit: Unit) -> None:
         async with self._slots:
             held = unit.held
             if held.dead or self.draining:
                 return
-            self.running[id(unit)] = SYSTEM.mono_ns()
+            watch = self._free.pop()
+            task = asyncio.current_task()
+            assert task is not None
+            self.running[watch.place] = self._places[task] = watch.place
             try:
-                self.news.put(await self._ended(unit))
+                self.news.put(await self._ended(unit, watch))
             finally:
-                self.running.pop(id(unit), None)
+                watch.end()
+                self._free.append(watch)
+                self.running.pop(watch.place, None)
+                self._places.pop(task, None)
 
-    def _ended(self, unit: Unit) -> Coroutine[Any, Any, News]:
-        return self._batch(unit) if isinstance(unit.held.rows, pa.Table) else self._rows(unit)
+    def _ended(self, unit: Unit, watch: Watch) -> Coroutine[Any, Any, News]:
+        is_batch = isinstance(unit.held.rows, pa.Table)
+        return self._batch(unit, watch) if is_batch else self._rows(unit, watch)
 
-    async def _batch(self, unit: Unit) -> News:
+    async def _batch(self, unit: Unit, watch: Watch) -> News:
         held = unit.held
-        table = held.rows.slice(unit.lo, unit.hi - unit.lo)
-        seqs = held.seqs[unit.lo : unit.hi]
-        attempt = held.attempts[unit.lo]
-        batch = await self.caller.batch_async(seqs, table, attempt, held.origins)
+        batch = _settled_batch(unit, self.caller)
+        if batch is None:
+            table = held.rows.slice(unit.lo, unit.hi - unit.lo)
+            seqs = held.seqs[unit.lo : unit.hi]
+            attempt = held.attempts[unit.lo]
+            batch = await self.caller.batch_async(seqs, table, attempt, held.origins, watch)
         return News(unit, [], batch, True)
 
-    async def _rows(self, unit: Unit) -> News:
+    async def _rows(self, unit: Unit, watch: Watch) -> News:
         held = unit.held
         ended = [
-            await self.caller.one_async(
-                held.seqs[i], held.rows[i], held.attempts[i], held.origins.get(held.seqs[i])
+            held.settled[i].ended(held.seqs[i])
+            if i in held.settled
+            else await self.caller.one_async(
+                held.seqs[i], held.rows[i], held.attempts[i], held.origins.get(held.seqs[i]), watch
             )
             for i in range(unit.lo, unit.hi)
         ]
         return News(unit, ended, None, True)
+
+
+def _settled_batch(unit: Unit, caller: Caller) -> BatchEnded | None:
+    """A batch that is not called; None when it is to be."""
+    held = unit.held
+    if unit.lo not in held.settled:
+        return None
+    others = [held.settled[i].ended(held.seqs[i]) for i in range(unit.lo, unit.hi)]
+    return BatchEnded([], caller.encoder.batch([]), others, 0.0, held.settled[unit.lo].micros, 1)

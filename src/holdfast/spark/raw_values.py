@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from holdfast.spark.coercion import fields_of, listed, plain
 
-# A result that does not fit is kept up to this size, as one that does (`engine.RESULT_BYTES_MAX`).
+# A result that does not fit is kept up to this size, as one that does (`row_reports.RESULT_BYTES_MAX`).
 RAW_BYTES_MAX = 64 * 1024 * 1024
 CUT_CHARS = 64 * 1024
 DEPTH_MAX = 100

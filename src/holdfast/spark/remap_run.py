@@ -17,6 +17,7 @@ from holdfast.ledger import runs
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
 from holdfast.spark import raw_values
+from holdfast.spark.call_slots import Watch
 from holdfast.spark.caller import Caller, Ended, Origin
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine
@@ -72,12 +73,19 @@ class Mapper(Caller):
         self._mapping = mapping
         self._failed = failed
 
-    def one(self, seq: int, row: Any, attempt: int, origin: Origin | None = None) -> Ended:
+    def one(
+        self,
+        seq: int,
+        row: Any,
+        attempt: int,
+        origin: Origin | None = None,
+        watch: Watch | None = None,
+    ) -> Ended:
         was = self._failed.row(seq)
         if not was.raw:
             return Ended(seq, was.state, None, was.error_class, was.error, 0, 0.0, 0)
         self.fn = lambda row: self._mapping(raw_values.decode(was.raw))
-        ended = super().one(seq, row, attempt, origin)
+        ended = super().one(seq, row, attempt, origin, watch)
         if ended.state != State.TERMINAL_FAIL:
             return ended
         return ended._replace(error_class=ErrorClass.SCHEMA, raw=was.raw, delay_ns=0)

@@ -77,7 +77,7 @@ ANOTHER_DRIVER = "another driver was faster; run it again, it goes on with that 
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ABOUT_ROWS = wire.Step | wire.Outcomes | wire.Cancel | wire.Resume
+_ABOUT_ROWS = wire.Step | wire.Inherit | wire.Outcomes | wire.Cancel | wire.Resume
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -339,6 +339,14 @@ class Service:
             return office.step(owner, request, data)
         if isinstance(request, wire.Beat):
             return office.beat(request.epochs), b""
+        if isinstance(request, wire.ChildAlive):
+            office.succession.keep(request.owner)
+            return wire.Ok(), b""
+        if isinstance(request, wire.HandOver):
+            office.succession.hand_over(request.owner)
+            return wire.Ok(), b""
+        if isinstance(request, wire.Inherit):
+            return office.inherit(owner, request.held)
         if isinstance(request, wire.Tokens):
             return office.tokens(request.count), b""
         if isinstance(request, wire.PutBlock):

@@ -34,6 +34,7 @@ from holdfast.ledger.stop_rules import StopRules
 from holdfast.spark import again, code, extension, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.arguments import checked_key, checked_number, whole_number
+from holdfast.spark.column_types import check_input_types, check_result_types
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
 from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
@@ -79,9 +80,6 @@ PORT_MAX = 65_535
 TURN_S = 30.0
 # What of a run's configuration says how its rows are cut, not what their outcomes mean.
 _CUT = ("batch_rows", "file_rows", "file_bytes")
-
-# In the configuration of a retry run whose rows end by a mapping of what was kept.
-REMAP = "remap"
 
 # Of runs whose record is older than the setting.
 _CONFIG_BEFORE = {"file_bytes": str(FILE_BYTES)}
@@ -185,6 +183,7 @@ class Stage:
         spark = df.sparkSession
         prepared = self._prepare(spark)
         check_input(df, self.key)
+        check_input_types(df.schema, rows=not self.batch_rows)
         growth = extension.checked(df, changed, match, retry_failed)
         sink = None if output is None else sink_at(output)
         home = self._open_store(store)
@@ -254,7 +253,7 @@ class Stage:
             if record is None:
                 raise NotFound(what="run", name=self.name)
             self._check_same(record, prepared, None)
-            begun = REMAP in record.config and record.status is runs.Status.OPEN
+            begun = again.REMAP in record.config and record.status is runs.Status.OPEN
             old = home.read(runs.the, record.retry_of) if begun else record
             if old.status is not runs.Status.FINISHED:
                 why = "only the rows of a finished run are mapped"
@@ -324,6 +323,7 @@ class Stage:
         spark = df.sparkSession
         prepared = self._prepare(spark)
         check_input(df, self.key)
+        check_input_types(df.schema, rows=not self.batch_rows)
         home = self._open_store(None)
         try:
             keeper, found = self._lazily_served(df, home, spark, prepared)
@@ -384,6 +384,7 @@ class Stage:
 
     def _prepare(self, spark: SparkSession) -> Prepared:
         schema = prepare(spark, self.schema, self.key)
+        check_result_types(schema)
         return Prepared(schema, self.fn, code.dump(self.fn, self.retry_on))
 
     def _open_store(self, place: str | os.PathLike[str] | None) -> Store:
@@ -427,7 +428,7 @@ class Stage:
         """The run as it is when it is over; None when there is work."""
         if record.status is runs.Status.FINISHED and not record.retry_requested_ns:
             return Run(record, home, spark, on_fail=self.on_fail)
-        if REMAP in record.config and record.status is runs.Status.OPEN:
+        if again.REMAP in record.config and record.status is runs.Status.OPEN:
             # Its rows are not to be called: they end by the mapping.
             why = "a remap of it was interrupted; call remap again, it goes on"
             raise Invalid(what="run", name=self.name, why=why)
@@ -476,7 +477,7 @@ class Stage:
         growth: Growth,
     ) -> Run:
         """A run over a changed input, or (without `df`) once more over the input of the old one."""
-        if old.status is runs.Status.HALTED or REMAP in old.config:
+        if old.status is runs.Status.HALTED or again.REMAP in old.config:
             self._settled(old, home, spark)
         first = again.chain(home, old)[-1]
         extension.check_succeeds(first)
@@ -567,7 +568,7 @@ class Stage:
         record = begun or self._retry_record(home, old, prepared)
         # One try each, row by row: nothing that was kept changes from one to the next.
         policy = msgspec.structs.replace(record.policy, attempts_max=1, batch_rows=0)
-        config = {**record.config, REMAP: "1"}
+        config = {**record.config, again.REMAP: "1"}
         record = msgspec.structs.replace(record, policy=policy, config=config)
         _leave(home, self.name)
         with self._keep(home, spark, record, new=begun is None, seen=seen) as keeper:
@@ -589,13 +590,7 @@ class Stage:
         return Run(found, home, spark, on_fail=self.on_fail)
 
     def _retry_record(self, home: Store, old: runs.RunRecord, prepared: Prepared) -> runs.RunRecord:
-        number = len(again.chain(home, old))
-        return msgspec.structs.replace(
-            self._new_record(home, prepared, None),
-            config={what: told for what, told in old.config.items() if what != REMAP},
-            sink=again.sink_of(again.chain(home, old)[-1], number),
-            retry_of=old.run_id,
-        )
+        return again.retry_of(home, old, self._new_record(home, prepared, None))
 
     @contextlib.contextmanager
     def _served(
@@ -687,6 +682,7 @@ class Stage:
             rate=bool(self.rate_per_s),
             timeout_s=self.timeout_s,
             turn_s=TURN_S if self.dynamic else 0.0,
+            lease_s=record.policy.lease_ns / 1e9,
         )
 
     def _task_count(self, spark: SparkSession, slots: int) -> int:

@@ -2,7 +2,8 @@
 
 User code runs in the child alone, so a row that kills its interpreter costs a child, not the Spark
 task and not the job, in `local[2]` as on a cluster. When a child dies its rows are reclaimed by the
-service and another child goes on; one that dies again and again without a single report is a
+service and another child goes on, except those of one that ended for the time-out of a call: its
+successor takes them over, in the same attempt. One that dies again and again without a single report is a
 fault of the set-up, and the task fails with what it said.
 
 The idle child outlives the task: Spark reuses its workers, and the next task finds the interpreter
@@ -13,6 +14,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import socket
 import struct
 import subprocess
 import sys
@@ -21,9 +24,12 @@ from collections.abc import Iterator
 import msgspec
 import pyarrow as pa
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import StoreError
 from holdfast.spark import wire
+from holdfast.spark.call_slots import CallSlots
 from holdfast.spark.child import Verdict, frame
+from holdfast.spark.child_guard import ChildGuard
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty
 from holdfast.spark.errors import RowsFailed, RunCancelled, RunStopped
@@ -43,11 +49,15 @@ class ChildFailed(StoreError):
 
 class Child:
     def __init__(self) -> None:
+        self.slots = CallSlots.shared()
+        assert self.slots.file is not None
+        handle = self.slots.file.fileno()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.spark.child"],
+            [sys.executable, "-m", "holdfast.spark.child", str(handle)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={**os.environ, "PYTHONUNBUFFERED": "1"},
+            pass_fds=(handle,),
         )
 
     @property
@@ -61,6 +71,11 @@ class Child:
         try:
             self._process.stdin.write(frame(duty, function))
             self._process.stdin.flush()
+            with ChildGuard(duty, self.slots) as guard:
+                while not select.select([self._process.stdout], [], [], guard.every_s)[0]:
+                    late = guard.look()
+                    if late:
+                        return Verdict("timed_out", 0, timed_out=late)
             size = self._process.stdout.read(4)
             if len(size) < 4:
                 return None
@@ -76,7 +91,7 @@ class Child:
         """Make sure that it is gone; its exit code, negative for a signal."""
         with contextlib.suppress(OSError):
             self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
+        for pipe in (self._process.stdin, self._process.stdout, self.slots.file):
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
@@ -103,18 +118,34 @@ def give_back(child: Child) -> None:
     _idle.append(child)
 
 
+def new_owner() -> str:
+    """A name for a child and its successors, at the ledger."""
+    return f"child/{socket.gethostname()[:60]}/{os.getpid()}/{SYSTEM.entropy(6).hex()}"
+
+
 def run_duty(duty: Duty, function: bytes) -> str:
     """Keep a child at it until the rows of the duty are done; over or stop."""
     deaths = barren = 0
     before = b""
     duty = msgspec.structs.replace(duty, paths=[path for path in sys.path if path])
+    timed_out: list[int] | None = None
     while True:
         child = take_child()
-        verdict = child.do(msgspec.structs.replace(duty, deaths=deaths), function)
-        if verdict is not None and verdict.state != "failed":
+        if timed_out is None:
+            duty = msgspec.structs.replace(duty, owner=new_owner())
+        verdict = child.do(
+            msgspec.structs.replace(duty, deaths=deaths, timed_out=timed_out), function
+        )
+        if verdict is not None and verdict.state not in ("failed", "timed_out"):
             give_back(child)
             return verdict.state
         status = child.end()
+        if verdict is not None and verdict.state == "timed_out":
+            # Its successor has its name, and goes on with its rows.
+            timed_out = verdict.timed_out
+            warm(2)
+            continue
+        timed_out = None
         if verdict is not None:
             raise ChildFailed(code_of_cause=verdict.code, why=verdict.error)
         deaths += 1

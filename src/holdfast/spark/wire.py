@@ -90,6 +90,24 @@ class Beat(Message, frozen=True):
     epochs: list[int]
 
 
+class ChildAlive(Message, frozen=True):
+    """From the process that started a child: the child lives, and cannot say so itself just now."""
+
+    owner: str
+
+
+class HandOver(Message, frozen=True):
+    """The process of this child ends now; its successor, of the same name, takes what it holds."""
+
+    owner: str
+
+
+class Inherit(Message, frozen=True):
+    """From a successor: the next grant of its predecessor, besides those that it has."""
+
+    held: list[int]
+
+
 class Tokens(Message, frozen=True):
     """Leave to start so many calls, under the stage's rate."""
 
@@ -148,6 +166,9 @@ Request = (
     Hello
     | Step
     | Beat
+    | ChildAlive
+    | HandOver
+    | Inherit
     | Tokens
     | PutBlock
     | DropInput
@@ -177,12 +198,15 @@ class Moved(Message, frozen=True):
 
 
 class Granted(Message, frozen=True):
+    """`n` is the number of the last report that was taken: above 0 of inherited grants alone."""
+
     epoch: int
     parts: list[Part]
     begun: int
     alone: bool
     # (lo, hi, run, from_lo): rows that an earlier run had first, which their keys are made of.
     origins: list[tuple[int, int, str, int]] = []
+    n: int = 0
 
 
 class Stepped(Message, frozen=True):
