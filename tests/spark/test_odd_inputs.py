@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.errors import HoldfastError
 from holdfast.spark import Run, Stage
+from holdfast.spark.errors import NotADataFrame
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -242,6 +243,43 @@ def a_schema_of(bench: Bench, kind: str) -> str:
     return bench.refused(lambda: bench.run(bench.spark.range(2), schema=f"t {kind}"))
 
 
+def names_with_marks(bench: Bench) -> str:
+    """Names that Spark takes for paths and patterns unless they are quoted: key, input, match, result."""
+    df = bench.spark.range(0, 40, 1, 2).selectExpr(
+        "id % 2 AS `a.b`", "id AS `c``d`", "named_struct('x.y', map(id, id)) AS `p.q`", "id AS `*`"
+    )
+    stage = bench.stage(
+        lambda row: {"r.s": row["c`d"] + row["p.q"]["x.y"][row["*"]]},
+        key=["a.b", "c`d"],
+        schema="`r.s` bigint",
+    )
+    out = str(bench.path / "out")
+    with stage.run(df, output=out, changed="extend", match=["p.q"]) as run:
+        first = [tuple(row) for row in run.output().collect()]
+    grown = df.where("`*` < 30")
+    with stage.run(grown, output=out, changed="extend", match=["p.q", "*"]) as run:
+        assert run.reused().count() == 30
+        assert run.gone().count() == 10
+        again = [tuple(row) for row in run.output().collect()]
+    expected = sorted((i % 2, i, 2 * i) for i in range(40))
+    assert first == expected, first
+    assert again == [one for one in expected if one[1] < 30], again
+    name = "a.b"
+    return f"success: column `{name}`" if run.output().columns[0] == name else "renamed"
+
+
+def an_object(bench: Bench, df: Any) -> str:
+    """The refusal of `run` and of the lazy form, and what it says to use."""
+    told = set()
+    for act in (bench.run, bench.stage(counted(bench.path))):
+        with pytest.raises(NotADataFrame) as caught:
+            act(df)
+        assert "\n" not in str(caught.value)
+        told.add(f"`{type(caught.value).__name__}`, use `{caught.value.fields['use']}`")
+    [one] = told
+    return f"refused before the first call: {one}"
+
+
 def input_column(given: str, value: str, outcome: str) -> Case:
     return Case(given, outcome, lambda bench: a_column_of(bench, value))
 
@@ -261,6 +299,14 @@ INPUTS = [
     Case("`schema=` with a calendar interval", REFUSED_SCHEMA,
          lambda bench: a_schema_of(bench, "interval")),
     Case("a streaming DataFrame", "refused before the first call: `InputStreaming`", a_streaming_input),
+    Case("names with a dot, a backtick or `*` (input, key, match, result)",
+         "success: column `a.b`", names_with_marks),
+    Case("a pandas DataFrame",
+         "refused before the first call: `NotADataFrame`, use `spark.createDataFrame(df)`",
+         lambda bench: an_object(bench, pd.DataFrame({"id": [1]}))),
+    Case("a pandas-on-Spark DataFrame",
+         "refused before the first call: `NotADataFrame`, use `df.to_spark()`",
+         lambda bench: an_object(bench, bench.spark.range(2).pandas_api())),
 ]  # fmt: skip
 
 TOPICS: dict[str, list[Case]] = {

@@ -14,6 +14,7 @@ from pyspark.sql import functions as F
 
 from holdfast.spark import Call, Skip
 from holdfast.spark.errors import (
+    InPipeline,
     InputChanged,
     JobCancelled,
     NotAStage,
@@ -120,3 +121,19 @@ def test_an_interrupted_operation_ends_the_drive_and_the_run_resumes(
     (place.path / "go").touch()
     with stage.run(df, output=place.output) as run:
         assert run.output().count() == 50
+
+
+def test_a_query_function_of_a_pipeline_is_refused_in_one_line(
+    connected: SparkSession, place: Place
+) -> None:
+    from pyspark.pipelines.add_pipeline_analysis_context import add_pipeline_analysis_context
+    from pyspark.pipelines.spark_connect_pipeline import create_dataflow_graph
+
+    graph = create_dataflow_graph(connected, None, None, None)
+    df = connected.range(4)
+    for act in (place.stage(double), place.stage(double).run):
+        inside = add_pipeline_analysis_context(connected, graph, "labels")
+        with inside, pytest.raises(InPipeline) as caught:
+            act(df)
+        assert "\n" not in str(caught.value)
+    assert not list(place.path.glob("**/*.mdb"))

@@ -8,6 +8,8 @@ Invalid
 ├── ExecutorUnfit    an executor cannot run the stage; no call was made
 │   ├── PythonDiffers      its Python is of another minor version than the driver's
 │   └── HoldfastDiffers    it has no holdfast, or another version
+├── NotADataFrame    the input is of pandas, pandas-on-Spark or something else
+├── InPipeline       a query function of a declarative pipeline cannot run a stage
 └── NotAStage        an argument of Stage is no good
 StoreError
 ├── JobCancelled     somebody ended the Spark job, in the UI for one; the run is open
@@ -25,6 +27,16 @@ from holdfast.errors import Invalid, StoreError
 
 class NotAStage(Invalid):
     code = "not_a_stage"
+
+
+class NotADataFrame(Invalid):
+    code = "not_a_dataframe"
+    hint = "a stage takes a DataFrame of Spark; `use` makes one"
+
+
+class InPipeline(Invalid):
+    code = "in_pipeline"
+    hint = "a query function of a declarative pipeline may only describe a query, and a stage runs jobs; run the stage before the pipeline, and read its output there: spark.read.parquet(output)"
 
 
 class RunChanged(Invalid):

@@ -69,6 +69,8 @@ __all__ = [
 
 RESERVED = frozenset({"_seq", "_state", "_attempts", "_error_class", "_error"})
 HASH = "_holdfast_hash"
+# Characters that mean something when Spark looks a column up by its name.
+_SPECIAL = frozenset(".`*")
 
 _STATS = (
     "n bigint, rows bigint, size_bytes bigint, bounds binary, hash bigint, "
@@ -128,13 +130,14 @@ def ingest(
     sort: bool = False,
 ) -> Ingested:
     check_input(df, key)
-    body = TaskBody(connect, tuple(key), block_rows, block_bytes)
     match = df.columns if match is None else match
     hashed = with_hashes(df, match, keep)
     if sort:
         named = [fingerprint.quoted(name) for name in key]
         hashed = hashed.repartitionByRange(*named).sortWithinPartitions(*named)
-    stats = hashed.mapInArrow(body, fingerprint.struct(_STATS)).collect()
+    names = tuple(hashed.columns)
+    body = TaskBody(connect, tuple(key), block_rows, block_bytes, names)
+    stats = _plainly_named(hashed).mapInArrow(body, fingerprint.struct(_STATS)).collect()
 
     _check_keys(stats, key)
     stopped = any(row.n == STOP for row in stats)
@@ -167,6 +170,13 @@ def with_hashes(
     pair = zip(HASHES, fingerprint.match_hashes(df.schema, match), strict=True)
     hashes = [column.alias(name) for name, column in pair]
     return df.select(*kept, fingerprint.row_hash(df.schema).alias(HASH), *hashes)
+
+
+def _plainly_named(df: DataFrame) -> DataFrame:
+    """For `mapInArrow`, which looks its columns up by name and takes a dot for the way into a struct."""
+    if not any(_SPECIAL & set(name) for name in df.columns):
+        return df
+    return df.toDF(*(f"_{at}" for at in range(len(df.columns))))
 
 
 def check_input(df: DataFrame, key: Sequence[str]) -> None:
@@ -252,12 +262,14 @@ class TaskBody:
     key: tuple[str, ...]
     block_rows: int
     block_bytes: int
+    # The names of the columns: those that come may stand for them.
+    names: tuple[str, ...] = ()
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []
         bad = False
         with _Sender(self.connect) as sender:
-            for hash_sum, batch in self._blocks(batches):
+            for hash_sum, batch in self._blocks(self._named(batches)):
                 batch, row = self._sorted(batch)
                 row["hash"] = hash_sum
                 bad = bad or bool(row["nulls"] or row["repeats"])
@@ -270,6 +282,10 @@ class TaskBody:
                 if sender.stopped:
                     break
         yield pa.RecordBatch.from_pylist(rows, schema=_STATS_ARROW)
+
+    def _named(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield batch.rename_columns(list(self.names)) if self.names else batch
 
     def _sorted(self, batch: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[str, Any]]:
         """The block in order, and what there is to say about its keys."""

@@ -41,7 +41,7 @@ from holdfast.spark.errors import (
     RunStopped,
 )
 from holdfast.spark.export import export
-from holdfast.spark.fingerprint import plan_of
+from holdfast.spark.fingerprint import plan_of, quoted
 from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
@@ -405,7 +405,7 @@ class Run:
         if not self._record.sink:
             tables = [one.successes(0, one.record.size) for one in outcomes]
             found = self._frame(pa.concat_tables(tables))
-            return found if len(tables) == 1 else found.orderBy(*self._record.key)
+            return found if len(tables) == 1 else found.orderBy(*map(quoted, self._record.key))
         files = [
             path
             for record in reversed(self._chain)
@@ -421,7 +421,7 @@ class Run:
             if not _NO_FILESYSTEM.search(str(error)):
                 raise
             raise OutputUnreadable(path=paths[0], files=len(paths)) from None
-        return found.orderBy(*self._record.key)
+        return found.orderBy(*map(quoted, self._record.key))
 
     def failed(self) -> DataFrame:
         """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error;

@@ -40,6 +40,7 @@ from holdfast.spark.error_classes import Rule, transient
 from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
 from holdfast.spark.extension import Changes, Growth
 from holdfast.spark.fingerprint import same_input
+from holdfast.spark.frames import session_of
 from holdfast.spark.ingest import check_input
 from holdfast.spark.journal import schema_bytes
 from holdfast.spark.keeper import Keeper, new_token, warm
@@ -180,7 +181,7 @@ class Stage:
 
         `changed="extend"`: a changed input makes a new run over all of it, and rows whose key and
         content (`match`) ended well in a kept run are reused."""
-        spark = df.sparkSession
+        spark = session_of(df)
         prepared = self._prepare(spark)
         check_input(df, self.key)
         check_input_types(df.schema, rows=not self.batch_rows)
@@ -312,7 +313,7 @@ class Stage:
         with self._open_store(store) as home:
             if df is None:
                 return Plan.of(home, self.name)
-            prepared = self._prepare(df.sparkSession)
+            prepared = self._prepare(session_of(df))
             check_input(df, self.key)
             growth = extension.checked(df, "extend", match, retry_failed)
             return self._compared(home, df, prepared, growth)
@@ -320,7 +321,7 @@ class Stage:
     def __call__(self, df: DataFrame) -> DataFrame:
         """The lazy form, for `df.transform(stage)`: rows are taken in now, calls are made when the
         result is evaluated, once, however often that is."""
-        spark = df.sparkSession
+        spark = session_of(df)
         prepared = self._prepare(spark)
         check_input(df, self.key)
         check_input_types(df.schema, rows=not self.batch_rows)
