@@ -7,7 +7,7 @@ now and then (`Silence`), so neither needs a clock in the call's path.
 
 `tick` counts the rounds of the child's executor. While it stands still, the child cannot speak for
 itself: a call holds the GIL, or the process is stopped. The parent then keeps the child's leases, as
-long as the process lives and its calls are within their time.
+long as the process runs and its calls are within their time.
 """
 
 from __future__ import annotations

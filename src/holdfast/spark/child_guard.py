@@ -4,11 +4,13 @@ The guard runs in the Spark worker that started the child and reads the child's 
 need the child's GIL. As long as the child's executor goes its rounds, the guard only looks. When the
 rounds stop, it renews the child's leases at the ledger, until a call of the child has been silent for
 longer than `timeout_s`. Then it announces a successor; the caller ends the process. A child without a
-call at work is kept for `timeout_s` at most: whatever stops it then is no call.
+call at work is kept for `timeout_s` at most: whatever stops it then is no call. A process that is
+stopped (SIGSTOP, a debugger) is not kept: its leases run out, and its rows go to others.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 
 from holdfast.clock import SYSTEM
@@ -24,9 +26,10 @@ START_S = 60.0
 
 
 class ChildGuard:
-    def __init__(self, duty: Duty, slots: CallSlots) -> None:
+    def __init__(self, duty: Duty, slots: CallSlots, pid: int) -> None:
         self._duty = duty
         self._slots = slots
+        self._pid = pid
         self._silence = Silence(slots)
         self._quiet_ns = int(duty.lease_s / 4 * 1e9)
         # The child itself gives up a call at its time, and needs a moment for it.
@@ -55,10 +58,10 @@ class ChildGuard:
         late = self._silence.beyond(self._allowed_ns, now_ns)
         if late:
             return self._end(sorted(seq_of(row) for row in late.values()))
-        if self._silence.at_work or now_ns - self._ticked_ns < self._patience_ns:
-            if now_ns - self._kept_ns >= self._quiet_ns:
-                self._kept_ns = now_ns
-                self._ask(wire.ChildAlive(self._duty.owner))
+        kept = self._silence.at_work or now_ns - self._ticked_ns < self._patience_ns
+        if kept and now_ns - self._kept_ns >= self._quiet_ns and not is_stopped(self._pid):
+            self._kept_ns = now_ns
+            self._ask(wire.ChildAlive(self._duty.owner))
         return []
 
     def _end(self, seqs: list[int]) -> list[int]:
@@ -85,3 +88,13 @@ class ChildGuard:
     ) -> None:
         if self._client is not None:
             self._client.close()
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a signal or a debugger has stopped the process. Known on Linux; elsewhere it is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False
+    # The name, in brackets, may hold anything; the state comes after it.
+    return stat.rpartition(b") ")[2][:1] in (b"T", b"t")

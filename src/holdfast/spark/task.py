@@ -71,7 +71,7 @@ class Child:
         try:
             self._process.stdin.write(frame(duty, function))
             self._process.stdin.flush()
-            with ChildGuard(duty, self.slots) as guard:
+            with ChildGuard(duty, self.slots, self.pid) as guard:
                 while not select.select([self._process.stdout], [], [], guard.every_s)[0]:
                     late = guard.look()
                     if late:
