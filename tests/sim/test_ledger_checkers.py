@@ -4,7 +4,7 @@ A `Log` is a history told entry by entry: each entry is a commit of the service'
 to it, in the layout that lies on the store.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -47,8 +47,9 @@ class Log:
         results: Plain | None = None,
         checkpoint: bytes | None = None,
         live: Plain | None = None,
+        stored: bool = True,
     ) -> "Log":
-        """One entry, committed, with the results that it makes durable."""
+        """One entry, committed, with the results that it makes durable, and the other outcomes if `stored`."""
         self._now_s = self._now_s + 0.1 if at_s is None else at_s
         body = pack([kind, int(self._now_s * S), *fields])
         self.entries.append(body)
@@ -56,9 +57,11 @@ class Log:
         self.height += 1
         self.note("ledger.live", height=self.height, **(live or {}))
         puts = []
-        if results:
-            rows = [[int(seq[1:]), value] for seq, value in results.items()]
-            puts.append([_chunk_key(self.height), pack([0, b"", pack(rows), [], [], 0.0, 0, []])])
+        others = _others(kind, fields) if stored else []
+        if results or others:
+            rows = [[int(seq[1:]), value] for seq, value in (results or {}).items()]
+            batch = pack(rows) if rows else b""
+            puts.append([_chunk_key(self.height), pack([0, b"", batch, others, [], 0.0, 0, []])])
         args = {"bodies": [body], "puts": puts, "checkpoint": checkpoint}
         self.history.add(
             self._ns, "_write", args, actor="a", incarnation="1", commit_no=self.height
@@ -154,6 +157,16 @@ class Log:
         }  # fmt: skip
         self.history.add(self._ns, "audit", value=found)
         return self
+
+
+def _others(kind: str, fields: Sequence[Any]) -> list[list[Any]]:
+    """The outcomes without a result that belong to an entry."""
+    ended = []
+    if kind == "advanced":
+        ended = [(lo, hi, code) for lo, hi, code, *_ in fields[3] if code != 3]
+    elif kind == "reclaimed":
+        ended = [(lo, hi, 5) for lo, hi in fields[3]]
+    return [[seq, code, 1, 0, ""] for lo, hi, code in ended for seq in range(lo, hi)]
 
 
 def _chunk_key(height: int) -> bytes:
@@ -283,6 +296,11 @@ BAD: list[tuple[str, str, Tell]] = [
     ("J1", "in the sink, and not final", lambda log: log.leased(1, 0, 2).sunk(0, 1)),
     ("J1", "a success without its result", lambda log: (
         log.leased(1, 0, 1, begun=1).advanced(1, 1, done=[[0, 1, 3, 0, 0]]))),
+    ("J1", "a failure without its outcome", lambda log: (
+        log.leased(1, 0, 1, begun=1).advanced(1, 1, done=[[0, 1, 5, 2, 0]], stored=False))),
+    ("J1", "a skip that is stored as a failure", lambda log: (
+        log.leased(1, 0, 2, begun=2).advanced(1, 1, done=[[0, 1, 4, 0, 0]], stored=False)
+        .failed(1, 2, 1, 2))),
     ("J2", "an entry that is not what was committed", lambda log: (
         log.leased(1, 0, 2).audit(entries={
             1: {"body": log.entries[0], "blob": b""}, 2: {"body": b"x", "blob": b""}}))),

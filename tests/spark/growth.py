@@ -20,10 +20,10 @@ from holdfast.ledger.records import Done
 from holdfast.ledger.states import State
 from holdfast.spark import wire
 from holdfast.spark.desk import Desk
-from holdfast.spark.engine import ranges_of
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.match import HASHES
 from holdfast.spark.office import Office
+from holdfast.spark.row_reports import ranges_of
 from holdfast.spark.rows import message_of, stream_of, table_of
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
@@ -161,8 +161,7 @@ class Chain:
         log, board = open_run(self.store, record.run_id, self.lease)
         self.desk = Desk(board, log)
         self._office = Office(self.store, self.desk, record, 0.0, self.clock)
-        with self.desk.lock:
-            self.office.reclaimed(board.drop_all(self.store.now_ns())[1])
+        self.office.start(same_driver=False)
 
     def work(self, *, mended: bool = False, calls_max: int = FOREVER, lose: int = 0) -> int:
         """Call what is handed out; the last calls, `lose` of them or more, are never reported."""

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from holdfast.clock import S
 from holdfast.ledger import summary
 from holdfast.ledger.runs import Progress
+from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.ledger.states import State
 from holdfast.spark import wire
-from holdfast.spark.metrics import RunMetrics
 from tests.spark.service_rig import report, step
 from tests.spark.test_office import ROWS, Offices, offices
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -25,6 +26,7 @@ from tests.spark.service_rig import RESULT, Grant, report, seal, step, table
 
 HOUR = 3600 * S
 ROWS = 20
+WAIT_S = 60.0
 
 
 class Offices:
@@ -151,3 +153,31 @@ def test_blocks_out_of_order_are_stopped_when_a_merge_could_not_hold_them(
     assert run.record().blocks == [(5, ROWS)]
     with pytest.raises(Invalid):
         run.office.drop_input()
+
+
+def test_a_claim_that_waits_is_answered_by_rows_that_come_back(offices: Offices) -> None:
+    """A closed connection frees rows: the claim that waits for them is answered in the same decision."""
+    held: list[int] = []
+    while True:
+        asked = replace(step(wire.Claim(20, 20)), held=held)
+        answer, _ = offices.office.step("child/1", asked, memoryview(b""))
+        if answer.grant is None:
+            break
+        held.append(answer.grant.epoch)
+    found: list[wire.Stepped] = []
+
+    def ask() -> None:
+        asked = step(wire.Claim(5, 5), wait_ms=5000)
+        found.append(offices.office.step("child/2", asked, memoryview(b""))[0])
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    while True:
+        with offices.desk.lock:
+            if offices.desk.service.waiting:
+                offices.office.gone("child/1")
+                break
+    thread.join(WAIT_S)
+    assert [answer.state for answer in found] == ["granted"]
+    assert found[0].grant is not None
+    assert found[0].grant.epoch > held[-1]

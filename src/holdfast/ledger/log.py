@@ -50,7 +50,7 @@ class RunLog:
 
     def __init__(self, store: Store, run_id: str, lease: Lease) -> None:
         self._store = store
-        self._run_id = run_id
+        self.run_id = run_id
         self._subject = subject_of(run_id)
         self.lease = lease
         self._height: int = store.read(journal.head, self._subject).height

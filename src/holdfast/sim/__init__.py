@@ -9,7 +9,7 @@ workloads    the actors: hosts, producers, workers, runners, ledger services and
 processes    the product's roles under the scheduler: world workers, orchestrators, pools, timers
 household    several of them in one process, threads and all: what is done or due goes on in one commit
 outside      what effects of simulated worlds find, and how it fails;  inplace: effects without threads
-ledger_office  a ledger service's inside: the real board and log, and the rule between them
+ledger_process a process of the ledger service: its shipped core and log, and lines to it
 world_app    what the simulated worlds do;  check_app: the same, stated once more
 history      what happened;  audit: what the rows say, decoded independently
 checkers     one per line of INVARIANTS.md;  model_*: what should be, check_*: what is

@@ -18,20 +18,21 @@ Events besides the commits (`_write`), all noted by actors:
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import msgspec
 
 from holdfast.sim.audit import decode_key
 from holdfast.sim.history import Event, History
-from holdfast.sim.model_ledger import COMMITTED, SUCCESS, Ledger
+from holdfast.sim.model_ledger import COMMITTED, FAIL, SKIP, SUCCESS, Ledger
 from holdfast.sim.violation import Violation
 
 Plain = dict[str, Any]
 Who = tuple[str, str]
 
-# Positions in a checkpoint: next_commit, pages; in an outcome chunk: the batch.
-NEXT_COMMIT, PAGES, BATCH = 6, 15, 2
+# Positions in a checkpoint: next_commit, pages; in an outcome chunk: the batch, rows without a result.
+NEXT_COMMIT, PAGES, BATCH, OTHERS = 6, 15, 2, 3
 
 _decode = msgspec.msgpack.Decoder().decode
 
@@ -43,6 +44,7 @@ class _Run:
         self.ledger = ledger
         self.bodies: list[bytes] = []
         self.values: dict[int, str] = {}  # seq → the result that is durable
+        self.others: dict[int, int] = {}  # seq → how it ended without one
         self.boards: dict[int, Event] = {}  # height → a board that was told of it
         self.calls: set[tuple[int, int]] = set()  # (epoch, seq)
         self.answers: dict[tuple[int, int], Plain] = {}
@@ -115,11 +117,15 @@ class _Replay:
             self._checkpoint(run, event.args["checkpoint"])
 
     def _chunk(self, run: _Run, key: tuple[Any, ...], value: bytes) -> None:
-        batch = _decode(value)[BATCH]
-        for seq, result in _decode(batch) if batch else []:
+        chunk = _decode(value)
+        for seq, result in _decode(chunk[BATCH]) if chunk[BATCH] else []:
             if seq in run.values:
                 self.bad("S2", f"{run.ledger.run}: {seq} has two results")
             run.values[seq] = result
+        for seq, state, *_ in chunk[OTHERS]:
+            if seq in run.others:
+                self.bad("S2", f"{run.ledger.run}: {seq} has two outcomes without a result")
+            run.others[seq] = state
 
     def _lost(self, run: _Run, entry: list[Any], service: str) -> None:
         """A service keeps its own promises; it cannot know those of another."""
@@ -129,10 +135,13 @@ class _Replay:
             self.bad("S5", f"{run.ledger.run}: grant {epoch} expired, and had been promised more")
 
     def _durable(self, run: _Run) -> None:
-        """A success and its result are durable together."""
-        ended = run.ledger.ended[0]
+        """The end of a row and its outcome are durable together."""
+        ended, skipped, failed, _ = run.ledger.ended
         if len(run.values) != ended:
             self.bad("J1", f"{run.ledger.run}: {ended} successes, {len(run.values)} results")
+        kept = Counter(run.others.values())
+        if (kept[SKIP], kept[FAIL]) != (skipped, failed):
+            self.bad("J1", f"{run.ledger.run}: {skipped} skipped, {failed} failed, stored {kept}")
 
     # -- boards --------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""Planted bugs in the ledger: the board's decisions, the fold, the log, and the rule of the desk."""
+"""Planted bugs in the ledger: the board's decisions, the fold, the log, and the core of its service."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _one = "ledger.ledger:Ledger.move_one"
 _write = "ledger.log:RunLog._write"
 _allowed = "ledger.judge:_allowed"
 _reclaim = "ledger.judge:reclaim"
-_office = "sim.ledger_office:Office"
+_group = "ledger.service.group_log:GroupLog"
+_service = "ledger.service.handlers:RunService"
 _LEASE = Edit(_write, "txn.require_live(self.lease)", "pass")
 _HEAD = Edit(
     _write, "expected_head=height", "expected_head=journal.head(txn, self._subject).height"
@@ -200,14 +201,68 @@ LEDGER: dict[str, tuple[Edit, ...]] = {
     "log: suspects of a checkpoint lost": (Edit(_restore, "self.suspects.add(lo, hi)", "pass"),),
     "log: retries of a checkpoint lost": (Edit(_restore, "self.retries = told.retries", "pass"),),
     "log: grants of a checkpoint lost": (Edit(_restore, "self._regrant(grant)", "pass"),),
-    # the desk
+    # the service: the group log
     "desk: answered before it is durable": (
-        Edit(f"{_office}._wait", "while not ticket.done:", "while False:"),
+        Edit(
+            f"{_group}.enqueue",
+            "self._queue.append(Decided(entries, puts, ticket))",
+            "self._queue.append(Decided(entries, puts, None))\n"
+            "        ticket is not None and ticket.settle(None)",
+        ),
     ),
     "desk: checkpoint while decisions are pending": (
-        Edit(f"{_office}.write", "None if self._queue else self.board.dump()", "self.board.dump()"),
+        Edit(f"{_group}._checkpoint", " or self._queue", ""),
     ),
     "desk: goes on after a commit that failed": (
-        Edit(f"{_office}.write", "raise error", "self.log._lost = False"),
+        Edit(f"{_group}.settle", "self.error = error", "self._append.__self__._lost = False"),
+    ),
+    # the service: reports and claims
+    "service: decided before a refusal, and not logged": (
+        Edit(f"{_service}.handle", "failure = error", "failure = error; entries.clear()"),
+    ),
+    "service: illegal move not logged": (
+        Edit(f"{_service}.handle", "entries.append(halted)", "pass"),
+    ),
+    "service: illegal commit not logged": (
+        Edit(f"{_service}.committed", "self._log([self.board.halted], now_ns=now_ns)", "pass"),
+    ),
+    "service: outcomes under the height of others": (
+        Edit(
+            f"{_service}._take_reports",
+            "height = self.log.height + len(entries) + 1",
+            "height = 1",
+        ),
+    ),
+    "service: results of a fenced report stored": (
+        Edit(
+            f"{_service}._take_reports",
+            'moved.append(Moved(True, 0, ""))',
+            "puts += runs.chunk_rows(self.run_id, 0, height, runs.Chunk(0, b'', bytes(batch), "
+            "[], [], 0.0, 0, []))\n                moved.append(Moved(True, 0, ''))",
+        ),
+    ),
+    "service: failure that is tried again kept as an outcome": (
+        Edit(
+            "ledger.service.outcome_chunks:result_chunk",
+            "not again.holds(other.seq, other.seq + 1)",
+            "True",
+        ),
+    ),
+    "service: rows that a reclaim failed have no outcome": (
+        Edit(
+            "ledger.service.outcome_chunks:lost_rows",
+            "puts += runs.chunk_rows(run_id, page, height, chunk)",
+            "pass",
+        ),
+    ),
+    "service: grant that the child has, given again": (
+        Edit("ledger.service.succession:granted_before", " or grant.epoch in held", ""),
+    ),
+    "service: claim that waited answered before it is durable": (
+        Edit(
+            f"{_service}._answered",
+            "self.log.enqueue(entries, (), waiting.ticket)",
+            "self.log.enqueue(entries); waiting.ticket.settle(None)",
+        ),
     ),
 }

@@ -338,7 +338,7 @@ _LEDGER: dict[str, Sight] = {
     ),
     **{
         f"ledger: reclaimed, {why}": _logged("reclaimed", lambda body, why=why: why.encode() in body)  # type: ignore[misc]
-        for why in ("expired", "closed", "returned", "superseded")
+        for why in ("expired", "closed", "superseded")
     },
     "ledger: retry ripened": _logged("ripened"),
     "ledger: cancelled": _logged("cancelling"),
@@ -450,14 +450,16 @@ _TOLD = {
     "effect: died after the call",
     "effect: answered in the wrong shape",
     "ledger: answer lost",
+    "ledger: claim refused, report taken",
+    "ledger: claim waits at the service",
     "ledger: connection closed",
     "ledger: died before the sink's commit",
     "ledger: died between the sink's commit and the log",
+    "ledger: grant claimed ahead",
     "ledger: grant given back",
     "ledger: halted by an illegal commit",
     "ledger: halted by an illegal report",
     "ledger: late at the sink",
-    "ledger: log refused, sent again",
     "ledger: opened again by its driver",
     "ledger: opened by a new driver",
     "ledger: reconciled with the sink",

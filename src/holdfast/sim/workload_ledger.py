@@ -28,7 +28,7 @@ from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog, open_run, verify
 from holdfast.ledger.runs import RunRecord, Status
 from holdfast.sim.actor import Actor, Halted, Life
-from holdfast.sim.ledger_office import Office, Outside, successes
+from holdfast.sim.ledger_process import LedgerProcess, Outside, successes
 from holdfast.sim.ledger_shape import nature
 from holdfast.sim.settings import LEASE_NS, Settings
 from holdfast.sim.workload_ledger_tasks import Labourer
@@ -106,25 +106,25 @@ class _Serving:
         self.renewed_ns = life.store.now_ns()
 
     def serve(self) -> None:
-        office = self._open()
-        if office is None:
+        process = self._open()
+        if process is None:
             self.outside.resting = True
             self.life.store.transact(leases.release, self.held)
             self.life.sleep(1000 * MS)
             return
-        self.outside.offices[self.life.name] = self.outside.at = office
+        self.outside.processes[self.life.name] = self.outside.at = process
         try:
-            self._reconcile(office)
-            while not self._turned(office):
+            self._reconcile(process)
+            while not self._turned(process):
                 pass
         finally:
-            office.close()
-        office.flush()
+            process.close()
+        process.flush()
         self.life.store.transact(leases.release, self.held)
 
     # -- starting ------------------------------------------------------------------------------
 
-    def _open(self) -> Office | None:
+    def _open(self) -> LedgerProcess | None:
         life = self.life
         record = life.store.read(runs.latest, NAME)
         if record is None or record.status not in runs.GOING or record.status is Status.INGESTING:
@@ -132,20 +132,21 @@ class _Serving:
                 return None
             return self._new()
         log, board = open_run(life.store, record.run_id, self.held)
-        office = Office(life, self.shape, record, log, board)
-        office.opened()
+        process = LedgerProcess(life, self.shape, record, log, board)
+        process.opened()
         if life.tape.chance(100):
             verify(life.store, record.run_id)
-        if life.tape.chance(self.shape.anew_mille):
+        anew = life.tape.chance(self.shape.anew_mille)
+        if anew:
             life.seen("ledger: opened by a new driver")
             life.note("ledger.anew", run=record.run_id, epoch=board.epoch)
-            office.drop_all()
         else:
             life.seen("ledger: opened again by its driver")
-        self._told(office)
-        return office
+        process.start(same_driver=not anew)
+        self._told(process)
+        return process
 
-    def _new(self) -> Office:
+    def _new(self) -> LedgerProcess:
         life, shape = self.life, self.shape
         self.outside.runs += 1
         run_id = f"{NAME}-{self.outside.runs}"
@@ -160,49 +161,50 @@ class _Serving:
         life.note("ledger.live", run=run_id, height=1)
         log.append(entries)
         record = life.store.transact(move_run, self.held, run_id, runs.Event.SEAL)
-        return Office(life, shape, record, log, board)
+        return LedgerProcess(life, shape, record, log, board)
 
-    def _reconcile(self, office: Office) -> None:
+    def _reconcile(self, process: LedgerProcess) -> None:
         """The sink knows best what it holds."""
-        version = self.outside.version(office.record.run_id)
-        if office.board.halted is None:
-            if version >= office.board.next_commit:
+        version = self.outside.version(process.record.run_id)
+        if process.board.halted is None:
+            if version >= process.board.next_commit:
                 self.life.seen("ledger: reconciled with the sink")
-            office.committed(version + 1)
+            process.committed(version + 1)
 
     # -- at work -------------------------------------------------------------------------------
 
-    def _turned(self, office: Office) -> bool:
+    def _turned(self, process: LedgerProcess) -> bool:
         try:
-            return self._turn(office)
+            return self._turn(process)
         except IllegalTransition:
             # Halted by a report while this was on its way to the sink: the next turn sees it.
             self.life.seen("ledger: halted during a commit")
+            self.life.sleep(IDLE_NS)
             return False
 
-    def _turn(self, office: Office) -> bool:
+    def _turn(self, process: LedgerProcess) -> bool:
         """One round of what the service's threads do; True when it leaves in good order."""
         life = self.life
         if not life.calm and life.tape.chance(8):
             life.seen("ledger: service paused")
             life.sleep(life.tape.pick((LEASE_NS // 2, LEASE_NS * 5 // 4, LEASE_NS * 3)))
-        office.tick()
-        if office.pending:
-            office.write()
+        process.tick()
+        if process.pending:
+            process.write()
         if life.store.now_ns() - self.renewed_ns > LEASE_NS // 3:
             self._renew()
-        if not life.calm and life.tape.chance(20) and office.record.status in runs.GOING:
-            self._told(office)
-        if office.board.halted is not None:
-            return self._halt(office)
-        if self._commit(office):
+        if not life.calm and life.tape.chance(20) and process.record.status in runs.GOING:
+            self._told(process)
+        if process.board.halted is not None:
+            return self._halt(process)
+        if self._commit(process):
             return True
         if not life.calm and life.tape.chance(self.shape.careless_mille // 4):
-            self._overreach(office)
+            self._overreach(process)
         if not life.calm and life.tape.chance(10):
             life.seen("ledger: service left in good order")
             return True
-        if not office.pending:
+        if not process.pending:
             life.sleep(IDLE_NS)
         return False
 
@@ -213,73 +215,72 @@ class _Serving:
             self.life.seen("ledger: renewal refused")
             raise Halted
 
-    def _told(self, office: Office) -> None:
+    def _told(self, process: LedgerProcess) -> None:
         """Whether somebody asked for the end of it; what is logged, the record says, too."""
-        found = self.life.store.read(runs.the, office.record.run_id)
-        if found.cancel_requested_ns and not office.board.cancelling:
-            office.cancel()
-            office.flush()
-        if office.board.cancelling and found.status is Status.OPEN:
-            office.record = self._moved(office, runs.Event.CANCEL)
+        found = self.life.store.read(runs.the, process.record.run_id)
+        if found.cancel_requested_ns and not process.board.cancelling:
+            process.cancel()
+            process.flush()
+        if process.board.cancelling and found.status is Status.OPEN:
+            process.record = self._moved(process, runs.Event.CANCEL)
 
-    def _moved(self, office: Office, event: runs.Event) -> RunRecord:
+    def _moved(self, process: LedgerProcess, event: runs.Event) -> RunRecord:
         record: RunRecord = self.life.store.transact(
-            move_run, self.held, office.record.run_id, event
+            move_run, self.held, process.record.run_id, event
         )
         return record
 
-    def _halt(self, office: Office) -> bool:
+    def _halt(self, process: LedgerProcess) -> bool:
         """An illegal move: it is for a person now. Here the next run begins."""
-        office.flush()
-        self._over(office, runs.Event.HALT)
+        process.flush()
+        self._over(process, runs.Event.HALT)
         return True
 
-    def _over(self, office: Office, event: runs.Event) -> None:
-        if office.record.status in runs.GOING:
-            office.record = self._moved(office, event)
-            status = office.record.status.value
-            self.life.note("ledger.over", run=office.record.run_id, status=status)
+    def _over(self, process: LedgerProcess, event: runs.Event) -> None:
+        if process.record.status in runs.GOING:
+            process.record = self._moved(process, event)
+            status = process.record.status.value
+            self.life.note("ledger.over", run=process.record.run_id, status=status)
 
     # -- the ordered commit --------------------------------------------------------------------
 
-    def _commit(self, office: Office) -> bool:
+    def _commit(self, process: LedgerProcess) -> bool:
         """The next files of the final prefix; True when the last row is in the sink, and logged."""
-        board, file_rows = office.board, self.shape.file_rows
+        board, file_rows = process.board, self.shape.file_rows
         final = board.terminal_prefix()
         upto = final if final == board.size else final - final % file_rows
         lo = board.next_commit
         if upto > lo:
-            office.flush()
+            process.flush()
             parts: list[tuple[int, int]] = []
             while lo < upto and len(parts) < PARTS_MAX:
                 hi = min(lo - lo % file_rows + file_rows, upto)
                 parts.append((lo, hi))
                 lo = hi
-            self._sink(office, parts)
-            office.committed(lo)
+            self._sink(process, parts)
+            process.committed(lo)
         if board.next_commit < board.size:
             return False
-        office.flush()
-        if board.cancelling and office.record.status is Status.OPEN:
-            self._told(office)
-        self._over(office, runs.Event.FINISH)
+        process.flush()
+        if board.cancelling and process.record.status is Status.OPEN:
+            self._told(process)
+        self._over(process, runs.Event.FINISH)
         return True
 
-    def _overreach(self, office: Office) -> None:
+    def _overreach(self, process: LedgerProcess) -> None:
         """A committer that commits a row which has not ended: this must stop the run."""
-        upto = office.board.terminal_prefix() + 1
-        if upto > office.board.size:
+        upto = process.board.terminal_prefix() + 1
+        if upto > process.board.size:
             return
-        self.life.note("ledger.careless", run=office.record.run_id)
+        self.life.note("ledger.careless", run=process.record.run_id)
         try:
-            office.committed(upto)
+            process.committed(upto)
         except IllegalTransition:
             self.life.seen("ledger: halted by an illegal commit")
-            office.halt()
 
-    def _sink(self, office: Office, parts: list[tuple[int, int]]) -> None:
+    def _sink(self, process: LedgerProcess, parts: list[tuple[int, int]]) -> None:
         """One step of a store outside: all of it or nothing, and nothing twice."""
-        life, run_id = self.life, office.record.run_id
+        life, run_id = self.life, process.record.run_id
         rows = [
             [
                 [lo, hi],

@@ -8,23 +8,53 @@ must stop the run.
 
 from __future__ import annotations
 
+import hashlib
 from itertools import groupby
 from typing import NamedTuple
 
+import msgspec
+
 from holdfast.clock import MS
 from holdfast.errors import IllegalTransition, Invalid
-from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
+from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Wait
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.records import Done, Range
+from holdfast.ledger.service.messages import Claim, Move, Moved, Other, Step
+from holdfast.ledger.service.waiting_claims import Reply
 from holdfast.ledger.states import State
 from holdfast.sim.actor import Actor, Life
-from holdfast.sim.ledger_office import Claim, LineLost, Move, Office, Outside, Stepped
+from holdfast.sim.ledger_process import LedgerProcess, LineLost, Outside
 from holdfast.sim.ledger_shape import GRANT_NS, Nature
+
+# How long a claim waits at the service, when a task lets it.
+WAIT_MS = 300
 
 
 class _Row(NamedTuple):
     seq: int
     attempt: int
+
+
+class Report(NamedTuple):
+    """A report of one grant as it is sent: the header, and the results that are attached."""
+
+    move: Move
+    data: bytes
+
+
+def report(
+    epoch: int, n: int, done: list[Done], begin: list[Range], results: list[tuple[int, str]]
+) -> Report:
+    others = [
+        Other(seq, one.code, one.error_class, "", one.delay_ns)
+        for one in done
+        if one.code != State.TERMINAL_SUCCESS
+        for seq in range(one.lo, one.hi)
+    ]
+    data = msgspec.msgpack.encode(results) if results else b""
+    digest = hashlib.sha256(repr((epoch, n, done, begin, results)).encode()).digest()[:8]
+    lo = min((one.lo for one in done), default=0)
+    return Report(Move(epoch, n, digest, done, begin, b"", lo, others, len(data)), data)
 
 
 class Labourer(Actor):
@@ -33,22 +63,26 @@ class Labourer(Actor):
     def __init__(self, name: str, outside: Outside) -> None:
         super().__init__(name)
         self.outside = outside
+        # The grants that this incarnation knows of.
+        self.held: list[int] = []
 
     def live(self, life: Life) -> None:
         owner = f"{self.name}/{life.incarnation}"
+        self.held = []
         while True:
-            office = self.line(life, "")
-            if office is None:
+            process = self.line(life, "")
+            if process is None:
                 life.rest(ms=300)
                 continue
-            run_id = office.record.run_id
+            run_id = process.record.run_id
             try:
-                stepped = self.ask(life, owner, office, [], self.claim(life))
+                reply = self.ask(life, owner, process, None, self.claim(life))
             except LineLost:
-                self.hung_up(life, owner, office)
+                self.hung_up(life, owner, process)
                 continue
-            answer = stepped.answer
+            answer = reply.answer
             while isinstance(answer, Grant):
+                self.held.append(answer.epoch)
                 answer = self._work(life, owner, run_id, answer)
             if isinstance(answer, Wait):
                 life.seen(f"ledger: wait for {answer.why}")
@@ -61,7 +95,7 @@ class Labourer(Actor):
         shape = self.outside.shape
         begin = shape.begin_rows * life.tape.draw(2)
         if not shape.partitions or life.tape.chance(300):
-            return Claim(shape.claim_rows, begin, 0, None)
+            return Claim(shape.claim_rows, begin)
         size = -(-shape.rows // shape.partitions)
         lo = life.tape.draw(shape.partitions) * size
         return Claim(shape.claim_rows, begin, min(lo, shape.rows), min(lo + size, shape.rows))
@@ -76,36 +110,46 @@ class Labourer(Actor):
             return None
         return work.more
 
-    def line(self, life: Life, run_id: str) -> Office | None:
+    def line(self, life: Life, run_id: str) -> LedgerProcess | None:
         """Whoever answers at the address; at times a service that has been replaced there."""
-        office = self.outside.at
-        if len(self.outside.offices) > 1 and life.tape.chance(100):
-            office = life.tape.pick(list(self.outside.offices.values()))
-        if office is None or not office.alive:
+        process = self.outside.at
+        if len(self.outside.processes) > 1 and life.tape.chance(100):
+            process = life.tape.pick(list(self.outside.processes.values()))
+        if process is None or not process.alive:
             return None
-        return office if run_id in ("", office.record.run_id) else None
+        return process if run_id in ("", process.record.run_id) else None
 
     def ask(
-        self, life: Life, owner: str, office: Office, moves: list[Move], claim: Claim | None
-    ) -> Stepped:
-        """One request on one line. LineLost: nobody here knows whether it was taken."""
+        self,
+        life: Life,
+        owner: str,
+        process: LedgerProcess,
+        sent: Report | None,
+        claim: Claim | None,
+    ) -> Reply:
+        """One request on one line. LineLost: the request was taken, or it was not."""
         lost = 0 if life.calm else self.outside.shape.lost_mille
         life.scheduler.yield_()
-        if not office.alive or (lost and life.tape.chance(lost // 2)):
+        if not process.alive or (lost and life.tape.chance(lost // 2)):
             raise LineLost
-        stepped = office.step(life, owner, moves, claim)
+        moves, data = ([sent.move], sent.data) if sent is not None else ([], b"")
+        wait_ms = WAIT_MS if claim is not None and not moves and life.tape.chance(400) else 0
+        calls = sum(done.hi - done.lo for move in moves for done in move.done)
+        step = Step(moves, claim, wait_ms, calls, 0.0, [], self.held)
+        reply = process.step(life, owner, step, data)
         if lost and life.tape.chance(lost):
             life.seen("ledger: answer lost")
             raise LineLost
-        if claim is not None and isinstance(stepped.answer, Finished):
-            life.note("ledger.finished", run=office.record.run_id, lo=claim.lo, hi=claim.hi)
-        return stepped
+        if claim is not None and isinstance(reply.answer, Finished):
+            hi = None if claim.hi < 0 else claim.hi
+            life.note("ledger.finished", run=process.record.run_id, lo=claim.lo, hi=hi)
+        return reply
 
-    def hung_up(self, life: Life, owner: str, office: Office) -> None:
+    def hung_up(self, life: Life, owner: str, process: LedgerProcess) -> None:
         """Sooner or later the service, if there is one, sees that the line is closed."""
         if life.tape.chance(400):
             life.seen("ledger: connection closed")
-            office.gone(owner)
+            process.gone(owner)
         life.rest(ms=100)
 
 
@@ -130,11 +174,13 @@ class _Work:
         shape, life = self.task.outside.shape, self.life
         while self.begun or self.idle:
             if not life.calm and life.tape.chance(15):
-                office = self.task.line(life, self.run_id)
-                if office is not None and not self.begun and not self.done:
+                process = self.task.line(life, self.run_id)
+                if process is not None and not self.begun and not self.done:
                     life.seen("ledger: grant given back")
-                    office.give_back(self.epoch)
+                    process.gone(self.owner)
                     return
+            if not life.calm and life.tape.chance(60):
+                self._claim_ahead()
             while self.begun:
                 self._call(self.begun.pop(0))
                 if len(self.done) >= shape.flush_rows:
@@ -159,9 +205,9 @@ class _Work:
             current = life.scheduler.current
             assert current is not None
             # Its connection closes: that is seen at once, or not before its lease is over.
-            office = self.task.line(life, self.run_id)
-            if office is not None and life.tape.chance(700):
-                office.gone(self.owner)
+            process = self.task.line(life, self.run_id)
+            if process is not None and life.tape.chance(700):
+                process.gone(self.owner)
             life.scheduler.kill(current)
         life.scheduler.yield_()
         self._end(row, kind)
@@ -188,75 +234,101 @@ class _Work:
             return True
         self.n += 1
         results = [one for one in self.results if any(d.lo == one[0] for d in self.done)]
-        move = Move(self.epoch, self.n, self.done, _ranges(begin), results)
+        sent = report(self.epoch, self.n, self.done, _ranges(begin), results)
         self.done, self.results = [], []
         last = not self.begun and not begin and not self.idle
-        taken = self._sent(move, self.task.claim(life) if last and life.tape.chance(500) else None)
-        if taken is None:
+        moved = self._sent(sent, self._next_claim(last))
+        if moved.lost:
             life.seen("ledger: zombie stopped")
             return False
-        self._heard(move, taken)
-        if taken.begun:
+        self._heard(sent.move, moved)
+        if not moved.stop:
             self.begun += begin
         else:
             life.seen("ledger: told to stop")
             self.idle = []
         if not life.calm and life.tape.chance(40):
-            self._again(move)
-        if move.done and life.tape.chance(shape.careless_mille) and not life.calm:
-            self._careless(move)
+            self._again(sent)
+        if sent.move.done and life.tape.chance(shape.careless_mille) and not life.calm:
+            self._careless(sent.move)
         return True
 
-    def _sent(self, move: Move, claim: Claim | None) -> Taken | None:
+    def _next_claim(self, last: bool) -> Claim | None:
+        """The claim that goes with a report: at the end of a grant, at times, for the next one."""
+        life, shape = self.life, self.task.outside.shape
+        if isinstance(self.more, Grant):
+            return None
+        if not life.calm and life.tape.chance(20):
+            # Of rows that the run does not have: refused, and the report is taken all the same.
+            life.seen("ledger: claim refused, report taken")
+            return Claim(1, 0, shape.rows + 1, shape.rows + 1)
+        return self.task.claim(life) if last and life.tape.chance(500) else None
+
+    def _claim_ahead(self) -> None:
+        """Ask for the next grant while this one is at work."""
+        process = self.task.line(self.life, self.run_id)
+        if process is None or isinstance(self.more, Grant):
+            return
+        try:
+            reply = self.task.ask(self.life, self.owner, process, None, self.task.claim(self.life))
+        except LineLost:
+            return
+        self.more = reply.answer
+        if isinstance(self.more, Grant):
+            self.life.seen("ledger: grant claimed ahead")
+
+    def _sent(self, sent: Report, claim: Claim | None) -> Moved:
         """Send until it is answered: the number says that it is the same."""
         life, task = self.life, self.task
         while True:
-            office = task.line(life, self.run_id)
-            if office is None:
+            process = task.line(life, self.run_id)
+            if process is None:
                 at = task.outside.at
                 if at is not None and at.alive and at.record.run_id != self.run_id:
                     raise LineLost  # the run is over
                 life.rest(ms=200)
                 continue
             try:
-                stepped = task.ask(life, self.owner, office, [move], claim)
-                self.more = stepped.answer
-                return stepped.moved[0]
+                reply = task.ask(life, self.owner, process, sent, claim)
+                if claim is not None:
+                    self.more = reply.answer
+                return reply.moved[0]
             except (LineLost, Invalid):
-                # Invalid: a service that was replaced, and does not know what it missed.
-                task.hung_up(life, self.owner, office)
+                # Invalid: a service that was replaced, and does not know what it missed, or the claim.
+                claim = None
+                task.hung_up(life, self.owner, process)
             except IllegalTransition:
                 raise LineLost from None
 
-    def _again(self, move: Move) -> None:
+    def _again(self, sent: Report) -> None:
         """A request that comes twice is answered as it was."""
-        office = self.task.line(self.life, self.run_id)
-        if office is None:
+        process = self.task.line(self.life, self.run_id)
+        if process is None:
             return
         try:
-            stepped = self.task.ask(self.life, self.owner, office, [move], None)
+            reply = self.task.ask(self.life, self.owner, process, sent, None)
         except (LineLost, IllegalTransition, Invalid):
             return
-        self._heard(move, stepped.moved[0])
+        self._heard(sent.move, reply.moved[0])
 
-    def _heard(self, move: Move, taken: Taken | None) -> None:
-        if taken is not None:
-            told = {"held": taken.held, "begun": taken.begun, "stop": taken.stop}
+    def _heard(self, move: Move, moved: Moved) -> None:
+        if not moved.lost:
+            told = {"left": moved.left, "stop": moved.stop}
             self.life.note("ledger.acked", run=self.run_id, epoch=self.epoch, n=move.n,
                            digest=move.digest, told=told)  # fmt: skip
 
     def _careless(self, move: Move) -> None:
         """A task that reports a row another way than it did: this must stop the run."""
-        office = self.task.line(self.life, self.run_id)
-        if office is None:
+        process = self.task.line(self.life, self.run_id)
+        if process is None:
             return
         other = [Done(d.lo, d.hi, int(State.TERMINAL_SKIP)) for d in move.done]
         n = move.n + self.life.tape.draw(2)
-        wrong = Move(self.epoch, n, other, [], [])
+        wrong = report(self.epoch, n, other, [], [])
         self.life.note("ledger.careless", run=self.run_id)
         try:
-            stepped = self.task.ask(self.life, self.owner, office, [wrong], None)
-            self._heard(wrong, stepped.moved[0])
+            reply = self.task.ask(self.life, self.owner, process, wrong, None)
+            self._heard(wrong.move, reply.moved[0])
         except IllegalTransition:
             self.life.seen("ledger: halted by an illegal report")
             raise LineLost from None
@@ -264,8 +336,8 @@ class _Work:
             return
 
     def _beat(self) -> None:
-        office = self.task.line(self.life, self.run_id)
-        if office is not None and not office.beat(self.life, self.epoch):
+        process = self.task.line(self.life, self.run_id)
+        if process is not None and not process.beat(self.life, self.epoch):
             self.life.seen("ledger: heartbeat fenced")
 
 

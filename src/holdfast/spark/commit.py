@@ -19,9 +19,10 @@ from itertools import pairwise
 import pyarrow as pa
 
 from holdfast.clock import SYSTEM
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, IllegalTransition
 from holdfast.ledger import runs
 from holdfast.spark import succession
+from holdfast.spark.desk import Ticket
 from holdfast.spark.office import Office
 from holdfast.spark.part_cuts import PartCuts, Span
 from holdfast.spark.row_sizes import Sizes, row_width
@@ -191,11 +192,15 @@ class Committer:
             waits_s = min(waits_s * 2, WAIT_S_MAX)
 
     def _logged(self, upto: int) -> None:
-        desk = self.office.desk
-        with desk.lock:
-            now_ns = self.office.store.now_ns()
-            _, entries = desk.board.commit(upto, upto - 1, now_ns)
-            ticket = desk.enqueue(entries)
+        desk, ticket = self.office.desk, Ticket()
+        try:
+            with desk.lock:
+                desk.service.committed(upto, self.office.store.now_ns(), ticket)
+        except IllegalTransition:
+            if desk.board.halted is not None:
+                desk.flush()
+                self.office.mark_halted(desk.board.halted)
+            raise
         ticket.wait()
 
     def _finish(self) -> None:

@@ -7,7 +7,6 @@ rate, the figures that people watch. Requests come from many threads, one per co
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -26,37 +25,30 @@ from holdfast.errors import (
     ValueTooLarge,
 )
 from holdfast.ledger import runs
-from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Taken, Wait
+from holdfast.ledger.answers import Answer, Finished, Grant, Stop, Wait
 from holdfast.ledger.board import Board, Entries
-from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.log import load
-from holdfast.ledger.ranges import Ranges
-from holdfast.ledger.records import Halted, Part, Reclaimed, Stopped
-from holdfast.ledger.states import State
+from holdfast.ledger.records import Halted
+from holdfast.ledger.service.handlers import GRANT_BYTES_MAX
+from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.spark import merge, run_writes, wire
 from holdfast.spark.adoption import take_over
-from holdfast.spark.child_succession import Succession, child_of, regranted
 from holdfast.spark.client import ServiceLost
-from holdfast.spark.desk import Desk, Put, Ticket
+from holdfast.spark.desk import Desk, Ticket
 from holdfast.spark.journal import Input, Outcomes
-from holdfast.spark.metrics import RunMetrics
 from holdfast.spark.pace import Pace
 from holdfast.spark.rows import stream_of
-from holdfast.spark.wait_queue import Rows, WaitQueue
 from holdfast.store.api import Store
 
-WAIT_MS_MAX = 5000
-GRANT_BYTES_MAX = 64 * 1024 * 1024
-# One report: the largest result (`row_reports.RESULT_BYTES_MAX`) and what surrounds it.
-REPORT_BYTES_MAX = 96 * 1024 * 1024
+# How long a successor waits for the connection of its predecessor to close.
+PREDECESSOR_NS_MAX = 5_000_000_000
 DELETE_BLOCKS = 100
 SPIN_NS = 10_000_000
 # Blocks out of order beyond what a merge holds: Spark sorts the input.
 SORT_BYTES = merge.MEMORY_BYTES
 # After these a new process reads the log and goes on.
 LOST = (Fenced, HeadMoved, CommitUnknown)
-GONE = "its interpreter died, or its lease ran out, at every try"
 
 
 class Office:
@@ -79,17 +71,14 @@ class Office:
         self.record = record
         # The run's record says how it ended; what the sink said when it refused for good.
         self.over = False
-        # The driver is gone: reports are taken, nothing is handed out or begun.
-        self.leaving = False
         self.sink_error: HoldfastError | None = None
-        self.owners: set[str] = set()
         now_ns = store.now_ns()
         self._pace = Pace(rate_per_s, now_ns) if rate_per_s else None
-        self.metrics = RunMetrics(now_ns)
-        self.succession = Succession(store, desk, self.owners)
+        self.service = desk.service
+        # When the thread that lets time pass looks next.
+        self._due_ns = 0
         self._reading = threading.Lock()
         self._input: Input | None = None
-        self._sizes: Input | None = None
         self._outcomes: Outcomes | None = None
         self._ancestry: Ancestry | None = None
         self._blocks = 0
@@ -98,14 +87,11 @@ class Office:
         self._unordered_bytes = 0
         self._reused = 0
         self._served: set[int] = set()
-        self._waiting = WaitQueue(desk.lock, self._claimable, lambda: bool(desk.board.resting))
-        desk.on_change = self._waiting.wake
+        known = None
         if record.status is not runs.Status.INGESTING:
-            self.metrics = RunMetrics(
-                now_ns,
-                store.read(runs.progress, record.run_id),
-                same_driver=same_driver,
-            )
+            known = store.read(runs.progress, record.run_id)
+        self.service.metrics = RunMetrics(now_ns, known, same_driver=same_driver)
+        if record.status is not runs.Status.INGESTING:
             self._open_input()
         else:
             self._blocks = store.read(runs.next_block, record.run_id)
@@ -209,105 +195,32 @@ class Office:
 
     def _open_input(self) -> None:
         self._input = Input(self.store, self.record)
-        self._sizes = Input(self.store, self.record)
+        self.service.row_bytes = Input(self.store, self.record).row_bytes
         self._ancestry = Ancestry(self.store, self.record)
         self._outcomes = Outcomes(self.store, self.record, Input(self.store, self.record))
         with self.desk.lock:
             self._reused = sum(self.desk.board.ended[:2])
             # Rows that were adopted may have failed.
-            self.metrics.failed_by_class = self.desk.board.ledger.failed_by_class()
+            self.service.metrics.failed_by_class = self.desk.board.ledger.failed_by_class()
 
     # --- work -------------------------------------------------------------------------------
 
     def step(self, owner: str, step: wire.Step, data: memoryview) -> tuple[wire.Stepped, bytes]:
-        moved: list[wire.Moved] = []
-        entries: Entries = []
-        puts: list[Put] = []
-        answer: Answer | None = None
-        failure: Exception | None = None
+        """Decide under the lock; answer when it is durable, and when a claim that waits has its answer."""
+        ticket = Ticket()
         with self.desk.lock:
-            board, was = self.desk.board, self.desk.board.halted
-            fresh = not step.moves or not all(
-                board.was_taken(move.epoch, move.n) for move in step.moves
-            )
-            try:
-                if fresh:
-                    entries += self.desk.board.spend(step.cost, self.store.now_ns())
-                self._moves(step.moves, data, moved, entries, puts)
-                if step.claim is not None:
-                    answer = self._granted_before(owner, step.held)
-                    more: Entries = []
-                    if answer is None:
-                        answer, more = self._claim(owner, step.claim)
-                    entries += more
-            except Exception as error:
-                # What was decided before is on the board, so it is logged all the same.
-                failure = self._timed(error)
-            halted = self.desk.board.halted
-            if halted is not None and was is None:
-                entries.append(halted)
-            # A step that is only answered again tells of no new calls.
-            if fresh:
-                self.metrics.took(step.calls, step.cost, step.latency)
-            self._counted(entries)
-            # Who is told to wait is told nothing that must be durable.
-            idle = not (step.moves or entries or puts or failure) and isinstance(answer, Wait)
-            ticket = None if idle else self.desk.enqueue(entries, puts)
-        if ticket is not None:
-            ticket.wait()
-        if halted is not None and was is None:
-            self.mark_halted(halted)
-        if any(isinstance(entry, Stopped) for entry in entries):
+            decision = self.service.submit(owner, step, data, self.store.now_ns(), ticket)
+            self._retime()
+        ticket.wait()
+        if decision.halted is not None:
+            self.mark_halted(decision.halted)
+        if decision.stopped:
             self.mark_stopped()
-        if failure is not None:
-            raise failure
-        if isinstance(answer, Wait) and step.wait_ms and step.claim is not None:
-            answer = self._wait(owner, step.claim, answer, step.wait_ms)
-        stop = next((one for one in moved if one.stop), None)
-        return self._stepped(moved, answer, stop.stop if stop else "")
-
-    def _moves(
-        self,
-        moves: Sequence[wire.Move],
-        data: memoryview,
-        moved: list[wire.Moved],
-        entries: Entries,
-        puts: list[Put],
-    ) -> None:
-        """Take each report; what came of it is added to the three lists."""
-        at = 0
-        for move in moves:
-            batch = data[at : at + move.size]
-            at += move.size
-            height = self.desk.height + len(entries) + 1
-            told = move.size + sum(4 * len(one.error) + len(one.raw) for one in move.others)
-            if told > REPORT_BYTES_MAX:
-                raise ValueTooLarge(what="report", bytes=told, max=REPORT_BYTES_MAX)
-            errors = None
-            if self.desk.board.policy.stop.same_error:
-                errors = {other.seq: other.error for other in move.others}
-            try:
-                taken, more = self.desk.board.advance(
-                    move.epoch,
-                    move.n,
-                    move.digest,
-                    done=move.done,
-                    begin=() if self.leaving else move.begin,
-                    now_ns=self.store.now_ns(),
-                    errors=errors,
-                )
-            except Fenced:
-                moved.append(wire.Moved(True, 0, ""))
-                continue
-            stop = taken.stop or ("leaving" if self.leaving else "")
-            moved.append(wire.Moved(False, taken.held, stop))
-            if not more:
-                continue
-            entries += more
-            chunk = self._chunk(move, taken, batch)
-            if chunk is not None:
-                page = self._first(move) // self.record.policy.page_rows
-                puts += runs.chunk_rows(self.record.run_id, page, height, chunk)
+        if decision.failure is not None:
+            raise self._timed(decision.failure)
+        reply = decision.reply
+        stop = next((one.stop for one in reply.moved if one.stop), "")
+        return self._stepped(reply.moved, reply.answer, stop)
 
     def mark_stopped(self) -> None:
         """The log has what stopped the run, or that it goes on: say it in the run's record."""
@@ -318,11 +231,20 @@ class Office:
                 run_writes.changed, self.desk.log.lease, self.record.run_id, {"stopped": why}
             )
 
+    def start(self, *, same_driver: bool) -> None:
+        """Go on with a run from its log."""
+        with self.desk.lock:
+            now_ns = self.store.now_ns()
+            self.service.start(self.record.policy, now_ns, same_driver=same_driver)
+        if not same_driver:
+            self.desk.flush()
+            self.mark_stopped()
+
     def resume(self) -> wire.Ok:
         """A driver runs it again: the stop rules count anew."""
+        ticket = Ticket()
         with self.desk.lock:
-            entries = self.desk.board.resume(self.store.now_ns())
-            ticket = self.desk.enqueue(entries)
+            self.service.resume(self.store.now_ns(), ticket)
         ticket.wait()
         self.mark_stopped()
         return wire.Ok()
@@ -356,123 +278,6 @@ class Office:
             return type(error)(**{**error.fields, **times, **iso})
         return error
 
-    def _first(self, move: wire.Move) -> int:
-        return min(done.lo for done in move.done)
-
-    def _chunk(self, move: wire.Move, taken: Taken, batch: memoryview) -> runs.Chunk | None:
-        """What is kept of a report: results, and how the rows without one ended, if for good."""
-        if not move.done:
-            return None
-        again = Ranges()
-        for one in taken.retried:
-            again.add(one.lo, one.hi)
-        board = self.desk.board
-        others = []
-        for other in move.others:
-            final = not again.holds(other.seq, other.seq + 1)
-            if other.state == State.TERMINAL_FAIL:
-                self.metrics.errors.add(other.error_class, other.error, rows=int(final))
-            if final:
-                tries = _tries(board, other.seq)
-                others.append(
-                    runs.Other(
-                        other.seq, other.state, tries, other.error_class, other.error, other.raw
-                    )
-                )
-        if not others and not batch:
-            return None
-        tried = [
-            Part(lo, hi, tries + 1)
-            for done in move.done
-            if done.code == State.TERMINAL_SUCCESS
-            for lo, hi, tries in board.ledger.tries(done.lo, done.hi)
-            if tries
-        ]
-        return runs.Chunk(move.lo, move.seqs, bytes(batch), others, tried, 0.0, 0, [])
-
-    def _lost(self, entries: Entries) -> list[Put]:
-        """Rows that a reclaim failed for good have nobody to report them: it is done here."""
-        puts: list[Put] = []
-        page_rows = self.record.policy.page_rows
-        for height, entry in enumerate(entries, self.desk.height + 1):
-            if not isinstance(entry, Reclaimed):
-                continue
-            pages: dict[int, list[runs.Other]] = {}
-            for lo, hi in entry.failed:
-                for seq in range(lo, hi):
-                    tries = _tries(self.desk.board, seq)
-                    kind = int(ErrorClass.LEASE_EXPIRED)
-                    self.metrics.errors.add(kind, GONE, rows=1)
-                    pages.setdefault(seq // page_rows, []).append(
-                        runs.Other(seq, int(State.TERMINAL_FAIL), tries, kind, GONE)
-                    )
-            for page, others in pages.items():
-                key = runs.chunk_key(self.record.run_id, page, height)
-                puts.append((key, codec.pack(runs.Chunk(0, b"", b"", others, [], 0.0, 0, []))))
-        return puts
-
-    def _granted_before(self, owner: str, held: list[int]) -> Grant | None:
-        """A grant of this child that it never heard of: the service died before it could answer."""
-        board = self.desk.board
-        if board.cancelling or board.halted is not None:
-            return None
-        for grant in board.grants.values():
-            if grant.n or grant.epoch in held or child_of(grant.owner) != child_of(owner):
-                continue
-            return regranted(board, grant, self.store.now_ns())
-        return None
-
-    def _claim(self, owner: str, claim: wire.Claim) -> tuple[Answer, Entries]:
-        if self.leaving:
-            return Stop("leaving"), []
-        board = self.desk.board
-        hi = board.size if claim.hi < 0 else min(claim.hi, board.size)
-        rows = claim.rows
-        if not self.record.policy.batch_rows:
-            # Towards the end the rest is shared out, so that nobody is left with all of it.
-            left = board.size - sum(board.ended)
-            fair = left // (2 * max(len(self.owners), 1))
-            # Rows may be whole documents: what is handed out must fit into a frame.
-            assert self._sizes is not None
-            next_up = board.unseen.first(claim.lo, hi) or (claim.lo, hi)
-            fair = min(fair, GRANT_BYTES_MAX // self._sizes.row_bytes(next_up[0]))
-            rows = max(min(rows, fair), 1)
-        return board.claim(
-            owner, rows, now_ns=self.store.now_ns(), lo=claim.lo, hi=hi, begin=claim.begin
-        )
-
-    def _wait(self, owner: str, claim: wire.Claim, answer: Answer, wait_ms: int) -> Answer:
-        """For the empty-handed: until rows are free again, or the time is up."""
-        until_ns = self.store.now_ns() + min(wait_ms, WAIT_MS_MAX) * 1_000_000
-        ticket: Ticket | None = None
-        with self.desk.lock, self._waiting.place((claim.lo, claim.hi)) as place:
-            while True:
-                # Asked again before it waits: rows may have come free since it was told to wait.
-                answer, entries = self._claim(owner, claim)
-                if entries:
-                    ticket = self.desk.enqueue(entries)
-                now_ns = self.store.now_ns()
-                if not isinstance(answer, Wait) or now_ns >= until_ns:
-                    break
-                due_ns = until_ns
-                if place.first and self.desk.board.resting:
-                    due_ns = min(max(self.desk.board.resting[0][0], now_ns + SPIN_NS), until_ns)
-                place.wait((due_ns - now_ns) / 1e9)
-        if ticket is not None:
-            ticket.wait()
-        return answer
-
-    def _claimable(self, rows: Rows) -> bool:
-        """Whether a child that asks for these rows would be told anything but to wait."""
-        board = self.desk.board
-        lo, hi = rows
-        hi = board.size if hi < 0 else min(hi, board.size)
-        return self.leaving or board.would_answer(lo, hi, self.store.now_ns())
-
-    def wake_all(self) -> None:
-        """With the lock held: nothing is handed out any more, and children that wait are told so."""
-        self._waiting.wake_all()
-
     def _stepped(
         self, moved: list[wire.Moved], answer: Answer | None, stop: str
     ) -> tuple[wire.Stepped, bytes]:
@@ -502,27 +307,36 @@ class Office:
         return wire.Stepped(moved, "granted", granted, 0, ""), stream_of(table)
 
     def at_work(self) -> bool:
-        """Whether somebody who is connected still holds rows that are begun."""
-        if not self.desk.has_board or self.desk.error is not None:
+        """Whether a child that is connected still holds rows that are begun."""
+        if not self.service.running:
             return False
         board = self.desk.board
-        return bool(board.ledger.in_flight_count and board.halted is None and self.owners)
+        return bool(board.ledger.in_flight_count and board.halted is None and self.service.owners)
 
     def beat(self, epochs: list[int]) -> wire.Beaten:
-        lost = []
         with self.desk.lock:
-            now_ns = self.store.now_ns()
-            for epoch in epochs:
-                try:
-                    self.desk.board.heartbeat(epoch, now_ns)
-                except Fenced:
-                    lost.append(epoch)
-        return wire.Beaten(lost)
+            return wire.Beaten(self.service.heartbeat(epochs, self.store.now_ns()))
+
+    def keep(self, child: str) -> wire.Ok:
+        with self.desk.lock:
+            self.service.keep(child, self.store.now_ns())
+        return wire.Ok()
+
+    def hand_over(self, child: str) -> wire.Ok:
+        with self.desk.lock:
+            self.service.hand_over(child, self.store.now_ns())
+        return wire.Ok()
 
     def inherit(self, owner: str, held: list[int]) -> tuple[wire.Stepped, bytes]:
         """A grant of the predecessor of this child, if there is one more."""
         with self.desk.lock:
-            found = None if self.leaving else self.succession.next_grant(owner, held)
+            until_ns = self.store.now_ns() + PREDECESSOR_NS_MAX
+            while self.service.succession.has_predecessor(owner):
+                left_ns = until_ns - self.store.now_ns()
+                if left_ns <= 0:
+                    break
+                self.desk.changed.wait(left_ns / 1e9)
+            found = self.service.inherit(owner, held, self.store.now_ns())
         answer, data = self._stepped([], found[0] if found else None, "")
         if found is not None and answer.grant is not None:
             grant = replace(answer.grant, n=found[1])
@@ -536,47 +350,52 @@ class Office:
             given, wait_ms = self._pace.take(count, self.store.now_ns())
         return wire.Allowed(given, wait_ms)
 
+    def connected(self, owner: str) -> None:
+        with self.desk.lock:
+            self.service.owners.add(owner)
+
     def gone(self, owner: str) -> None:
         """A connection closed: what it held is free again, before any lease runs out."""
         with self.desk.lock:
-            self.owners.discard(owner)
-            if not self.desk.has_board or self.desk.error is not None:
-                return
-            # Grants that outlived a service are under the name that its line had there.
-            board, child = self.desk.board, child_of(owner)
+            self.service.on_disconnect(owner, self.store.now_ns())
             self.desk.changed.notify_all()
-            if self.succession.is_handed_over(child):
-                # Until a lease runs out, nobody else is given its rows.
-                return
-            for name in board.owners():
-                if child_of(name) == child and name not in self.owners:
-                    self.reclaimed(board.drop(name, self.store.now_ns())[1])
 
     def tick(self) -> None:
-        """What time alone brings: leases that run out, the end of a grace."""
+        """What time alone brings: leases that run out, the end of a grace, claims whose time is up."""
         with self.desk.lock:
-            if not self.desk.has_board or self.desk.error is not None:
-                return
-            board = self.desk.board
-            if board.halted is not None:
-                return
-            now_ns = self.store.now_ns()
-            _, entries = board.expire(now_ns)
-            _, more = board.end_grace(now_ns)
-            self.reclaimed([*entries, *more])
+            self.service.tick(self.store.now_ns())
 
-    def reclaimed(self, entries: Entries) -> None:
-        """With the lock held: log what was taken back."""
-        if entries:
-            self._counted(entries)
-            self.desk.enqueue(entries, self._lost(entries))
+    def wait_for_time(self, most_s: float) -> None:
+        """Until something is due by time alone, at most so long."""
+        with self.desk.lock:
+            now_ns = self.store.now_ns()
+            self._due_ns = now_ns + int(most_s * 1e9)
+            soon_ns = self.service.next_due_ns()
+            if soon_ns is not None:
+                self._due_ns = min(self._due_ns, max(soon_ns, now_ns + SPIN_NS))
+            self.desk.timer.wait((self._due_ns - now_ns) / 1e9)
+
+    def wake_timer(self) -> None:
+        with self.desk.lock:
+            self.desk.timer.notify_all()
+
+    def _retime(self) -> None:
+        """With the lock held: wake the thread that lets time pass, if something is due before it looks."""
+        soon_ns = self.service.next_due_ns()
+        if soon_ns is not None and soon_ns < self._due_ns:
+            self.desk.timer.notify_all()
+
+    def leave(self) -> None:
+        """The driver is gone: reports are taken, nothing is handed out or begun."""
+        with self.desk.lock:
+            self.service.leave(self.store.now_ns())
+            self.desk.changed.notify_all()
 
     def cancel(self) -> wire.Ok:
         """No more rows are handed out or begun; what is begun has the grace to end."""
+        ticket = Ticket()
         with self.desk.lock:
-            _, entries = self.desk.board.cancel(self.store.now_ns())
-            ticket = self.desk.enqueue(entries)
-            cancelling = self.desk.board.cancelling
+            cancelling = self.service.cancel(self.store.now_ns(), ticket)
         ticket.wait()
         # A run whose rows have all ended cannot be cancelled any more.
         if cancelling and self.record.status is runs.Status.OPEN:
@@ -644,21 +463,7 @@ class Office:
         return stopped.why if stopped is not None else ""
 
     def progress(self) -> runs.Progress:
-        now_ns = self.store.now_ns()
-        if not self.desk.has_board:
-            return runs.Progress(now_ns, self.metrics.started_ns, [0] * 8)
-        board = self.desk.board
-        return self.metrics.progress(
-            now_ns,
-            counts=board.ledger.counts(),
-            ended=board.ended,
-            reused=self._reused,
-            retries=board.retries,
-            reclaims=board.reclaims,
-            fenced=board.fenced,
-            tasks=len(self.owners),
-            height=self.desk.height,
-        )
+        return self.service.progress(self.store.now_ns(), self._reused)
 
     def publish(self) -> None:
         """Figures for whoever looks into the store."""
@@ -666,15 +471,3 @@ class Office:
             progress = self.progress()
         self.store.transact(runs.put_progress, self.record.run_id, progress)
         self.mark_stopped()
-
-    def _counted(self, entries: Entries) -> None:
-        """With the lock held: what decisions mean for the figures."""
-        ledger = self.desk.board.ledger
-        self.metrics.moved(entries)
-        self.metrics.stand(self.store.now_ns(), sum(ledger.ended), ledger.in_flight_count)
-
-
-def _tries(board: Board, seq: int) -> int:
-    """How often a row was tried, the last time included."""
-    [(_, _, retries)] = board.ledger.tries(seq, seq + 1)
-    return retries + 1

@@ -184,9 +184,7 @@ class Service:
         """Hand out nothing more, and take what children still tell of calls that were under way."""
         office = self.office
         with office.desk.lock:
-            office.leaving = True
-            office.wake_all()
-            office.desk.changed.notify_all()
+            office.leave()
             until_ns = SYSTEM.mono_ns() + DRAIN_NS
             while office.at_work() and (left_ns := until_ns - SYSTEM.mono_ns()) > 0:
                 office.desk.changed.wait(left_ns / 1e9)
@@ -194,6 +192,7 @@ class Service:
     def leave(self) -> None:
         """Ask it to end in good order; returns when it has."""
         self._leaving.set()
+        self.office.wake_timer()
         self._stopped.wait(timeout=30)
 
     def begin_commit(self) -> None:
@@ -238,14 +237,7 @@ class Service:
         office = Office(
             self.store, desk, record, self.charge.rate_per_s, same_driver=self.charge.again
         )
-        if board.halted is None and not self.charge.again:
-            with desk.lock:
-                office.reclaimed(board.drop_all(self.store.now_ns())[1])
-        if board.halted is None and record.policy != board.policy:
-            with desk.lock:
-                desk.enqueue(board.retune(record.policy, self.store.now_ns())[1])
-        if not self.charge.again:
-            office.resume()
+        office.start(same_driver=self.charge.again)
         # The log knows more than the record if the last service died between the two.
         if board.halted is not None:
             office.mark_halted(board.halted)
@@ -326,8 +318,7 @@ class Service:
         # A child that connects again is another owner: what the old line held goes with that line.
         owner = f"{hello.owner}#{next(self._lines)}"
         if owner.startswith("child/"):
-            with self.office.desk.lock:
-                self.office.owners.add(owner)
+            self.office.connected(owner)
         wire.send(line, wire.Welcome(record.run_id, record.size, record.policy.lease_ns))
         return owner
 
@@ -340,11 +331,9 @@ class Service:
         if isinstance(request, wire.Beat):
             return office.beat(request.epochs), b""
         if isinstance(request, wire.ChildAlive):
-            office.succession.keep(request.owner)
-            return wire.Ok(), b""
+            return office.keep(request.owner), b""
         if isinstance(request, wire.HandOver):
-            office.succession.hand_over(request.owner)
-            return wire.Ok(), b""
+            return office.hand_over(request.owner), b""
         if isinstance(request, wire.Inherit):
             return office.inherit(owner, request.held)
         if isinstance(request, wire.Tokens):
@@ -374,7 +363,10 @@ class Service:
 
     def _pass_time(self) -> None:
         renew_ns = progress_ns = SYSTEM.mono_ns()
-        while not self._leaving.wait(TICK_S):
+        while True:
+            self.office.wait_for_time(TICK_S)
+            if self._leaving.is_set():
+                return
             if self.office.desk.error is not None:
                 self._abandon(self.office.desk.error)
             self.office.tick()

@@ -19,15 +19,28 @@ from typing import Any, Final
 import msgspec
 
 from holdfast.errors import HoldfastError, Invalid, from_wire, to_wire
-from holdfast.ledger.ranges import Range
-from holdfast.ledger.records import Done, Part
+from holdfast.ledger.records import Part
+from holdfast.ledger.service.messages import (
+    Claim as Claim,
+)
+from holdfast.ledger.service.messages import (
+    Message as Message,
+)
+from holdfast.ledger.service.messages import (
+    Move as Move,
+)
+from holdfast.ledger.service.messages import (
+    Moved as Moved,
+)
+from holdfast.ledger.service.messages import (
+    Other as Other,
+)
+from holdfast.ledger.service.messages import (
+    Step as Step,
+)
 
 FRAME_BYTES_MAX: Final = 1 << 30
 _LENGTHS: Final = struct.Struct("<II")
-
-
-class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
-    """A header. Fields are positional on the wire."""
 
 
 # --- what is asked ------------------------------------------------------------------------------
@@ -36,54 +49,6 @@ class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
 class Hello(Message, frozen=True):
     token: str
     owner: str
-
-
-class Other(Message, frozen=True):
-    """A row that ended without a result: skipped or failed. `state` is its ledger state; `raw` is the
-    text of a result that did not fit the schema."""
-
-    seq: int
-    state: int
-    error_class: int
-    error: str
-    delay_ns: int = 0
-    raw: str = ""
-
-
-class Move(Message, frozen=True):
-    """News of one grant: what ended, what begins. Results are in the attachment, `size` bytes."""
-
-    epoch: int
-    n: int
-    digest: bytes
-    done: list[Done]
-    begin: list[Range]
-    seqs: bytes
-    lo: int
-    others: list[Other]
-    size: int
-
-
-class Claim(Message, frozen=True):
-    """Ask for rows in [lo, hi); `begin` of the first are begun at once. hi = -1: to the end."""
-
-    rows: int
-    begin: int
-    lo: int = 0
-    hi: int = -1
-
-
-class Step(Message, frozen=True):
-    """Report and ask in one frame, one commit. `wait_ms` only for who holds no grant; `held` are
-    the grants it knows of, so that one whose answer was lost with a service is given once more."""
-
-    moves: list[Move]
-    claim: Claim | None
-    wait_ms: int
-    calls: int
-    cost: float
-    latency: list[int]
-    held: list[int] = []
 
 
 class Beat(Message, frozen=True):
@@ -142,7 +107,7 @@ class Seal(Message, frozen=True):
     input_hash: str
     plan: str
     # The columns that make a row the same, and the digest of their names and types.
-    match: list[str] = []
+    match: list[str] = msgspec.field(default_factory=list)
     match_digest: str = ""
 
 
@@ -189,14 +154,6 @@ class Welcome(Message, frozen=True):
     lease_ns: int
 
 
-class Moved(Message, frozen=True):
-    """Of one move: `lost` when the grant is no longer ours; else what it still holds."""
-
-    lost: bool
-    left: int
-    stop: str
-
-
 class Granted(Message, frozen=True):
     """`n` is the number of the last report that was taken: above 0 of inherited grants alone."""
 
@@ -205,7 +162,7 @@ class Granted(Message, frozen=True):
     begun: int
     alone: bool
     # (lo, hi, run, from_lo): rows that an earlier run had first, which their keys are made of.
-    origins: list[tuple[int, int, str, int]] = []
+    origins: list[tuple[int, int, str, int]] = msgspec.field(default_factory=list)
     n: int = 0
 
 
