@@ -64,6 +64,7 @@ def charge(
     sink: dict[str, str | int | bool] | None = None,
     policy: Policy | None = None,
     rate_per_s: float = 0.0,
+    tokens_per_min: float = 0.0,
     file_rows: int = 1 << 20,
     file_bytes: int = FILE_BYTES,
     record: runs.RunRecord | None = None,
@@ -89,6 +90,7 @@ def charge(
         file_rows=file_rows,
         file_bytes=file_bytes,
         rate_per_s=rate_per_s,
+        tokens_per_min=tokens_per_min,
         seen=seen,
     )
 

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 LOAD = """
 import sys
 from holdfast.spark import code
-fn, retry_on = code.load(sys.stdin.buffer.read())
+fn, retry_on, _ = code.load(sys.stdin.buffer.read())
 print(fn(20), [kind.__name__ for kind in retry_on])
 """
 
@@ -54,8 +54,8 @@ def test_lambdas_partials_closures_and_objects_come_out_as_they_went_in() -> Non
         Doubler().__call__,
     ]
     loaded = [code.load(code.dump(fn, (TimeoutError,))) for fn in functions]
-    assert [fn(20) for fn, _ in loaded] == [23, 23, 40, 40]
-    assert {retry_on for _, retry_on in loaded} == {(TimeoutError,)}
+    assert [fn(20) for fn, _, _ in loaded] == [23, 23, 40, 40]
+    assert {retry_on for _, retry_on, _ in loaded} == {(TimeoutError,)}
 
 
 def test_a_function_of_a_module_beside_the_script_is_found_where_the_driver_found_it(

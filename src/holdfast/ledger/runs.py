@@ -167,6 +167,9 @@ class Progress(Record, frozen=True):
     calls_rows: int = 0
     # The head of the run's log that `counts` and `ended` are of; -1: not known.
     height: int = -1
+    # Tokens that calls said they used; and what the limit has left, below 0 what is owed to it.
+    tokens: int = 0
+    tokens_left: float = 0.0
 
 
 class Other(Record, frozen=True):

@@ -245,12 +245,14 @@ def counts_text(progress: Progress, older: Sequence[Progress] = ()) -> str:
 
 
 def calls_text(progress: Progress) -> str:
-    """`1,250 calls, 10 reused, 3 retried, cost 0.42`."""
+    """`1,250 calls, 10 reused, 3 retried, 500,000 tokens, cost 0.42`."""
     parts = [f"{progress.calls:,} {'call' if progress.calls == 1 else 'calls'}"]
     if progress.reused:
         parts.append(f"{progress.reused:,} reused")
     if progress.retries:
         parts.append(f"{progress.retries:,} retried")
+    if progress.tokens:
+        parts.append(f"{progress.tokens:,} tokens")
     if progress.cost > 0:
         parts.append(f"cost {cost_text(progress.cost)}")
     return ", ".join(parts)

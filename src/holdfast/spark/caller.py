@@ -54,6 +54,8 @@ class Ended(NamedTuple):
     cost: float
     micros: int
     raw: str = ""
+    # What the call said it used; None: it did not.
+    tokens: int | None = None
 
 
 class BatchEnded(NamedTuple):
@@ -65,6 +67,7 @@ class BatchEnded(NamedTuple):
     cost: float
     micros: int
     calls: int
+    tokens: int | None = None
 
 
 class Caller:
@@ -190,7 +193,9 @@ class Caller:
                 raw = raw_values.encode(found)
             else:
                 cost = _cost(call) if call.cost else 0.0
-                return Ended(call.seq, State.TERMINAL_SUCCESS, values, 0, "", 0, cost, micros)
+                used = _tokens(call) if call.tokens is not None else None
+                good = State.TERMINAL_SUCCESS
+                return Ended(call.seq, good, values, 0, "", 0, cost, micros, "", used)
         elif isinstance(found, Skip):
             state, error_class, text = State.TERMINAL_SKIP, ErrorClass.NONE, found.reason
         elif isinstance(found, Retry):
@@ -198,15 +203,17 @@ class Caller:
             delay_ns = _delay_ns(found)
         else:
             text = found.reason
-        cost = _cost(call)
-        return Ended(call.seq, state, None, error_class, _cut(text), delay_ns, cost, micros, raw)
+        cost, used = _cost(call), _tokens(call)
+        told = _cut(text)
+        return Ended(call.seq, state, None, error_class, told, delay_ns, cost, micros, raw, used)
 
     def _raised(self, call: Call, error: BaseException, began: int) -> Ended:
         text = _told(error)
         error_class = self.class_of(error)
         delay_ns = _asked_ns(error) if error_class == ErrorClass.TRANSIENT else 0
-        cost, micros = _cost(call), _micros(began)
-        return Ended(call.seq, State.TERMINAL_FAIL, None, error_class, text, delay_ns, cost, micros)
+        cost, micros, used = _cost(call), _micros(began), _tokens(call)
+        fail = State.TERMINAL_FAIL
+        return Ended(call.seq, fail, None, error_class, text, delay_ns, cost, micros, "", used)
 
     def wrong_schema(self, ended: Ended, why: str) -> Ended:
         """A success whose values turned out to be no values of the schema, or too many bytes."""
@@ -238,6 +245,7 @@ class _Batches:
         self.attempt = attempt
         self.calls = 0
         self.cost = 0.0
+        self.tokens: int | None = None
         self.kept: list[tuple[int, pa.RecordBatch]] = []
         self.others: list[Ended] = []
 
@@ -254,7 +262,7 @@ class _Batches:
             if forks.made != before:
                 forks.leave(error)
             halves = self._after(error, table, at)
-        self.cost += _cost(call)
+        self._count(call)
         for half, lo in halves:
             self.run(half, lo)
 
@@ -266,9 +274,15 @@ class _Batches:
             self._keep(found, table.num_rows, at)
         except BaseException as error:
             halves = self._after(error, table, at)
-        self.cost += _cost(call)
+        self._count(call)
         for half, lo in halves:
             await self.run_async(half, lo)
+
+    def _count(self, call: Call) -> None:
+        self.cost += _cost(call)
+        used = _tokens(call)
+        if used is not None:
+            self.tokens = (self.tokens or 0) + used
 
     def result(self, micros: int) -> BatchEnded:
         self.kept.sort(key=lambda kept: kept[0])
@@ -283,7 +297,7 @@ class _Batches:
             whole = pa.RecordBatch.from_pylist([], schema=self.caller.encoder.arrow)
         assert whole.num_rows == len(seqs), "every row of a batch ends once"
         self.others.sort(key=lambda other: other.seq)
-        return BatchEnded(seqs, whole, self.others, self.cost, micros, self.calls)
+        return BatchEnded(seqs, whole, self.others, self.cost, micros, self.calls, self.tokens)
 
     def _begin(self, table: pa.Table, at: int) -> Call:
         """A half has a key of its own: to the outside it is another request than the whole."""
@@ -460,6 +474,14 @@ def _cost(call: Call) -> float:
     except (TypeError, ValueError):
         return 0.0
     return cost if math.isfinite(cost) else 0.0
+
+
+def _tokens(call: Call) -> int | None:
+    """What the function said it used; what is no number counts as not said."""
+    try:
+        return None if call.tokens is None else max(int(call.tokens), 0)
+    except (TypeError, ValueError, OverflowError):
+        return None
 
 
 def _micros(began: int) -> int:

@@ -83,7 +83,7 @@ def main() -> None:
 def _do(duty: Duty, function: bytes, orphaned: threading.Event, slots: CallSlots) -> Verdict:
     code.look_in(duty.paths)
     try:
-        fn, retry_on = code.load(function)
+        fn, retry_on, tokens = code.load(function)
     except code.NotLoadable as error:
         return Verdict.failed(error)
     if duty.probe:
@@ -94,7 +94,7 @@ def _do(duty: Duty, function: bytes, orphaned: threading.Event, slots: CallSlots
     caller = Caller(fn, retry_on, encoder, duty.run_id, duty.timeout_s)
     with Client(duty.address, "child") as client:
         client.owner = duty.owner or client.owner
-        engine = Engine(duty, caller, client, orphaned, slots)
+        engine = Engine(duty, caller, client, orphaned, slots, tokens)
         try:
             return Verdict(engine.run(), engine.steps)
         except HungCall as hung:

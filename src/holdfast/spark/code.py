@@ -25,6 +25,9 @@ from pyspark.core.broadcast import Broadcast
 from holdfast.errors import Invalid
 from holdfast.spark.error_classes import Rule
 
+# The tokens that a call is thought to use: a number, or a function of its row (or batch).
+Estimate = int | Callable[[Any], Any]
+
 # Steps of the interpreter before and between the imports at the head of a function.
 _BEFORE_CALLS = frozenset(
     [
@@ -64,27 +67,28 @@ class Value:
         self.value = value
 
 
-def dump(fn: Callable[..., Any], retry_on: tuple[Rule, ...]) -> bytes:
+def dump(fn: Callable[..., Any], retry_on: tuple[Rule, ...], tokens: Estimate = 0) -> bytes:
     buffer = io.BytesIO()
     try:
         pickler: Any = _Pickler(buffer)  # type: ignore[no-untyped-call]
-        pickler.dump((fn, retry_on))
+        pickler.dump((fn, retry_on, tokens))
     except Exception as error:
         raise NotPicklable(function=_name(fn), why=f"{type(error).__name__}: {error}") from error
     paths = [path or os.getcwd() for path in sys.path]
     return msgspec.msgpack.encode((paths, buffer.getvalue()))
 
 
-def load(data: bytes) -> tuple[Callable[..., Any], tuple[Rule, ...]]:
-    """In the child: the function. Modules are looked for where the driver found them, too."""
+def load(data: bytes) -> tuple[Callable[..., Any], tuple[Rule, ...], Estimate]:
+    """In the child: the function, and what estimates its tokens. Modules are looked for where the driver
+    found them, too."""
     paths, function = msgspec.msgpack.decode(data, type=tuple[list[str], bytes])
     look_in(paths)
     try:
-        fn, retry_on = cloudpickle.loads(function)
+        fn, retry_on, tokens = cloudpickle.loads(function)
     except Exception as error:
         module = {"module": error.name} if isinstance(error, ModuleNotFoundError) else {}
         raise NotLoadable(why=f"{type(error).__name__}: {error}", **module) from error
-    return fn, retry_on
+    return fn, retry_on, tokens
 
 
 def missing_import(fn: Any) -> str:

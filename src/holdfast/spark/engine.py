@@ -30,6 +30,8 @@ from holdfast.spark import row_reports, wire
 from holdfast.spark.call_slots import CallSlots, Silence, seq_of, timed_out
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Address, Client
+from holdfast.spark.code import Estimate
+from holdfast.spark.estimates import set_prices
 from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit
 from holdfast.spark.rows import rows_of, table_of
 
@@ -82,6 +84,8 @@ class Duty(msgspec.Struct, frozen=True):
     owner: str = ""
     # Rows of the predecessor that were out of time, and ended with it. None: there was none.
     timed_out: list[int] | None = None
+    # Calls have leave by the estimate of their tokens; `rate` is set, too.
+    priced: bool = False
 
 
 class HungCall(Exception):
@@ -100,6 +104,7 @@ class Engine:
         client: Client,
         orphaned: threading.Event | None = None,
         slots: CallSlots | None = None,
+        estimate: Estimate = 0,
     ) -> None:
         self.duty = duty
         self._orphaned = orphaned or threading.Event()
@@ -122,6 +127,11 @@ class Engine:
         self._chunk = 1
         self._tokens = 0
         self._tokens_wait_ns = 0
+        # Calls that have leave to start from `_tokens_wait_ns` on.
+        self._reserved = 0
+        self._estimate = estimate
+        # Of the calls that ended: tokens that they used, and that they had leave for.
+        self._used = self._priced = 0
         self._ended_ns = 0
         self._calls = 0
         self._cost = 0.0
@@ -225,6 +235,7 @@ class Engine:
             held.batches += row_reports.pieces(news.batch)
             held.ended += news.unit.hi - news.unit.lo
             self._count(news.batch.calls, news.batch.cost, news.batch.micros)
+            self._settle(held, held.seqs[0], news.batch.tokens, news.batch.micros)
             return
         held.results += news.ended
         held.ended += len(news.ended)
@@ -232,6 +243,15 @@ class Engine:
         for ended in news.ended:
             if ended.micros >= 0:
                 self._count(each, ended.cost, ended.micros)
+            if held.prices or ended.tokens is not None:
+                self._settle(held, ended.seq, ended.tokens, ended.micros)
+
+    def _settle(self, held: Held, seq: int, used: int | None, micros: int) -> None:
+        """What a call used, beside what it had leave for; the estimate counts if it did not say."""
+        price = held.prices.pop(seq, 0)
+        self._priced += price
+        if micros >= 0:
+            self._used += price if used is None else used
 
     def _count(self, calls: int, cost: float, micros: int) -> None:
         self._calls += calls
@@ -261,8 +281,12 @@ class Engine:
     def _say(self, beat_ns: int) -> None:
         """Send the next request, if there is reason for one."""
         now_ns = SYSTEM.mono_ns()
+        if self._reserved and now_ns >= self._tokens_wait_ns:
+            self._tokens, self._reserved = self._tokens + self._reserved, 0
         if self._wants_tokens(now_ns):
-            self._line.ask(wire.Tokens(self._window() // (self.duty.batch_rows or 1)))
+            prices = self._next_prices() if self.duty.priced else []
+            count = len(prices) or self._window() // (self.duty.batch_rows or 1)
+            self._line.ask(wire.Tokens(count, prices))
             return
         unreported = self._unreported()
         running = self._begun_unreported() - unreported
@@ -324,12 +348,29 @@ class Engine:
     def _wants_tokens(self, now_ns: int) -> bool:
         return (
             self.duty.rate
+            and not self._reserved
             and self._tokens < max(self.duty.concurrency // 2, 1)
             and bool(self._held)
-            and any(held.begun < len(held.seqs) for held in self._held)
+            and self._not_begun() > (self._tokens if self.duty.priced else 0)
             and now_ns >= self._tokens_wait_ns
             and self._unreported() < self._tell_rows()
         )
+
+    def _not_begun(self) -> int:
+        """Calls that are held and not begun."""
+        waiting = [len(held.seqs) - held.begun for held in self._held]
+        return sum(map(bool, waiting)) if self.duty.batch_rows else sum(waiting)
+
+    def _next_prices(self) -> list[int]:
+        """Of the calls that begin next and have no leave yet, as many as may be under way at once."""
+        calls = (
+            held.prices.get(seq, 0)
+            for held in self._held
+            if held.begun < len(held.seqs)
+            for seq in (held.seqs[:1] if self.duty.batch_rows else held.seqs[held.begun :])
+        )
+        most = self._tokens + self._window() // (self.duty.batch_rows or 1)
+        return list(itertools.islice(calls, self._tokens, most))
 
     def _wants_claim(self, now_ns: int, waiting: int) -> wire.Claim | None:
         if self._state in ENDED or self._hung:
@@ -374,6 +415,8 @@ class Engine:
             self._sent.append((held, begin))
         if claim is not None:
             allowed = 0 if any(held.alone for held in self._held) else max(room, 0)
+            if self.duty.priced:
+                allowed = 0  # what they will use is not known yet
             claim = msgspec.structs.replace(claim, begin=allowed)
         if not moves and claim is None:
             return
@@ -387,8 +430,11 @@ class Engine:
             self._cost,
             self._latency,
             [held.epoch for held in self._held],
+            self._used,
+            self._priced,
         )
         self._calls, self._cost, self._latency = 0, 0.0, [0] * LATENCY_BUCKETS
+        self._used = self._priced = 0
         self.steps += 1
         self._line.ask(step, *attached)
 
@@ -457,7 +503,7 @@ class Engine:
         answer, attached = found
         now_ns = SYSTEM.mono_ns()
         if isinstance(answer, wire.Allowed):
-            self._tokens += answer.count
+            self._reserved = answer.count
             self._tokens_wait_ns = now_ns + answer.wait_ms * 1_000_000
         elif isinstance(answer, wire.Beaten):
             for held in self._held:
@@ -506,6 +552,8 @@ class Engine:
         )
         if not self.duty.batch_rows:
             self._convert(held)
+        if self.duty.priced:
+            set_prices(held, self._estimate, batch=bool(self.duty.batch_rows))
         return held
 
     def _convert(self, held: Held) -> None:

@@ -32,12 +32,12 @@ from holdfast.ledger.log import load
 from holdfast.ledger.records import Halted
 from holdfast.ledger.service.handlers import GRANT_BYTES_MAX
 from holdfast.ledger.service.metrics import RunMetrics
+from holdfast.ledger.service.pace import Limits
 from holdfast.spark import merge, run_writes, wire
 from holdfast.spark.adoption import take_over
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Ticket
 from holdfast.spark.journal import Input, Outcomes
-from holdfast.spark.pace import Pace
 from holdfast.spark.rows import stream_of
 from holdfast.store.api import Store
 
@@ -61,6 +61,7 @@ class Office:
         clock: Clock = SYSTEM,
         *,
         same_driver: bool = False,
+        tokens_per_min: float = 0.0,
     ) -> None:
         self.store = store
         # Its wall clock tells people when a run was halted. Decisions are made by store time.
@@ -73,7 +74,6 @@ class Office:
         self.over = False
         self.sink_error: HoldfastError | None = None
         now_ns = store.now_ns()
-        self._pace = Pace(rate_per_s, now_ns) if rate_per_s else None
         self.service = desk.service
         # When the thread that lets time pass looks next.
         self._due_ns = 0
@@ -91,6 +91,8 @@ class Office:
         if record.status is not runs.Status.INGESTING:
             known = store.read(runs.progress, record.run_id)
         self.service.metrics = RunMetrics(now_ns, known, same_driver=same_driver)
+        was = (known.tokens_left, known.updated_ns) if known is not None else (0.0, now_ns)
+        self.service.limits = Limits(rate_per_s, tokens_per_min, now_ns, was)
         if record.status is not runs.Status.INGESTING:
             self._open_input()
         else:
@@ -343,12 +345,11 @@ class Office:
             answer = replace(answer, grant=grant)
         return answer, data
 
-    def tokens(self, count: int) -> wire.Allowed:
-        if self._pace is None:
-            return wire.Allowed(count, 0)
+    def tokens(self, ask: wire.Tokens) -> wire.Allowed:
+        """Leave for calls: of all children, in the order of asking."""
         with self.desk.lock:
-            given, wait_ms = self._pace.take(count, self.store.now_ns())
-        return wire.Allowed(given, wait_ms)
+            found = self.service.limits.take(ask.count, ask.prices, self.store.now_ns())
+        return wire.Allowed(*found)
 
     def connected(self, owner: str) -> None:
         with self.desk.lock:

@@ -9,6 +9,7 @@ def classify(row, call):
         return Fail("not text")               # ends the row: no retry will help
     answer = llm(row.text, idempotency_key=call.idempotency_key)
     call.cost = answer.usd                    # shows in the progress bar and in the report
+    call.tokens = answer.tokens               # what it used, for tokens_per_min
     call.progress()                           # it goes on: timeout_s counts from here
     return {"label": answer.label}
 """
@@ -52,7 +53,7 @@ class Call:
     together: when a batch is tried again in parts, each of them has its own.
     """
 
-    __slots__ = ("_watch", "attempt", "cost", "last", "origin", "rows", "run_id", "seq")
+    __slots__ = ("_watch", "attempt", "cost", "last", "origin", "rows", "run_id", "seq", "tokens")
 
     def __init__(
         self,
@@ -72,6 +73,8 @@ class Call:
         # The run and seq that had this row first, if it was not this run.
         self.origin = origin
         self.cost = 0.0
+        # What the call used, if it says so; else the estimate counts.
+        self.tokens: int | None = None
         self._watch: Watch | None = None
 
     def progress(self) -> None:

@@ -57,6 +57,8 @@ class Held:
     batches: list[BatchEnded] = field(default_factory=list)
     # Rows that an earlier run had first: their keys are made of where they were then.
     origins: Origins = field(default_factory=dict)
+    # Under a limit of tokens: the estimate of each call, by its first row.
+    prices: dict[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -182,6 +182,8 @@ def _tiles(record: RunRecord, progress: Progress) -> str:
         (summary.duration_text(progress.calls_ns), "time of calls", ""),
         (summary.rate_text(summary.mean_rate(progress)), "rows while calls were made", ""),
     ]
+    if progress.tokens:
+        tiles.append((f"{progress.tokens:,}", "tokens", ""))
     if progress.cost > 0:
         tiles.append((summary.cost_text(progress.cost), "cost", ""))
         a_call = progress.cost / max(progress.calls, 1)

@@ -93,6 +93,7 @@ class Charge(msgspec.Struct, frozen=True):
     again: bool
     file_rows: int
     rate_per_s: float
+    tokens_per_min: float = 0.0
     # For a new run: the one that the name led to when the driver looked.
     seen: str = ""
     # Where the driver finds its modules: a sink may be one of them.
@@ -231,11 +232,22 @@ class Service:
             record = found
         if record.status is runs.Status.INGESTING:
             desk = Desk(None, RunLog(self.store, record.run_id, self.lease))
-            return Office(self.store, desk, record, self.charge.rate_per_s)
+            return Office(
+                self.store,
+                desk,
+                record,
+                self.charge.rate_per_s,
+                tokens_per_min=self.charge.tokens_per_min,
+            )
         log, board = open_run(self.store, record.run_id, self.lease)
         desk = Desk(board, log)
         office = Office(
-            self.store, desk, record, self.charge.rate_per_s, same_driver=self.charge.again
+            self.store,
+            desk,
+            record,
+            self.charge.rate_per_s,
+            same_driver=self.charge.again,
+            tokens_per_min=self.charge.tokens_per_min,
         )
         office.start(same_driver=self.charge.again)
         # The log knows more than the record if the last service died between the two.
@@ -337,7 +349,7 @@ class Service:
         if isinstance(request, wire.Inherit):
             return office.inherit(owner, request.held)
         if isinstance(request, wire.Tokens):
-            return office.tokens(request.count), b""
+            return office.tokens(request), b""
         if isinstance(request, wire.PutBlock):
             return office.put_block(data, request.in_order), b""
         if isinstance(request, wire.DropInput):

@@ -34,6 +34,7 @@ from holdfast.ledger.stop_rules import StopRules
 from holdfast.spark import again, code, extension, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.arguments import checked_key, checked_number, whole_number
+from holdfast.spark.code import Estimate
 from holdfast.spark.column_types import check_input_types, check_result_types
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
@@ -56,7 +57,9 @@ from holdfast.spark.sinks.object_place import given_options
 from holdfast.spark.stage_options import (
     check_output,
     check_stage,
+    checked_tokens,
     default_session,
+    latest,
     open_home,
     prepare,
     retry_rules,
@@ -103,6 +106,8 @@ class Stage:
         retry_budget: int = 0,
         concurrency: int = 1,
         rate_per_s: float = 0,
+        tokens_per_min: float = 0,
+        tokens: Estimate | None = None,
         timeout_s: float = 600,
         batch: bool = False,
         batch_rows: int = BATCH_ROWS,
@@ -131,6 +136,8 @@ class Stage:
         self.retry_on = retry_rules(retry_on)
         self.concurrency = whole_number("concurrency", concurrency, 1, CONCURRENCY_MAX)
         self.rate_per_s = checked_number("rate_per_s", rate_per_s, 0)
+        self.tokens_per_min = checked_number("tokens_per_min", tokens_per_min, 0)
+        self.tokens = checked_tokens(tokens_per_min, tokens)
         self.timeout_s = checked_number("timeout_s", timeout_s, 0.001)
         self.batch_rows = whole_number("batch_rows", batch_rows, 1, ROWS_MAX) if batch else 0
         self.flush_rows = whole_number("flush_rows", flush_rows, 1, 100_000)
@@ -189,7 +196,7 @@ class Stage:
         sink = None if output is None else sink_at(output)
         home = self._open_store(store)
         try:
-            record, seen = self._look(home)
+            record, seen = latest(home, self.name)
             record = None if fresh else record
             if record is not None and record.status is not runs.Status.INGESTING:
                 self._check_same(record, prepared, sink, extend=growth.extend)
@@ -220,7 +227,7 @@ class Stage:
         prepared = self._prepare(spark)
         home = self._open_store(store)
         try:
-            record, seen = self._look(home)
+            record, seen = latest(home, self.name)
             if record is None:
                 raise NotFound(what="run", name=self.name)
             if record.status is runs.Status.INGESTING:
@@ -250,7 +257,7 @@ class Stage:
         prepared = self._prepare(spark)
         home = self._open_store(store)
         try:
-            record, seen = self._look(home)
+            record, seen = latest(home, self.name)
             if record is None:
                 raise NotFound(what="run", name=self.name)
             self._check_same(record, prepared, None)
@@ -345,7 +352,7 @@ class Stage:
         self, df: DataFrame, home: Store, spark: SparkSession, prepared: Prepared
     ) -> tuple[Keeper, runs.RunRecord]:
         """A service that lives as long as this process, with the input in it."""
-        record, seen = self._look(home)
+        record, seen = latest(home, self.name)
         if record is not None and record.status is not runs.Status.INGESTING:
             self._check_same(record, prepared, None)
             if not same_input(df, record.plan, record.input_hash):
@@ -371,22 +378,10 @@ class Stage:
         _open[place] = keeper
         return keeper, drive.record()
 
-    def _look(self, home: Store) -> tuple[runs.RunRecord | None, str]:
-        """The run to go on with, and the one that the name leads to: a retry that died over its
-        input stands for the run whose rows it was to try."""
-        record = home.read(runs.latest, self.name)
-        seen = record.run_id if record is not None else ""
-        while record is not None and record.status is runs.Status.INGESTING:
-            before = record.retry_of or record.base_run
-            if not before:
-                break
-            record = home.read(runs.get, before)
-        return record, seen
-
     def _prepare(self, spark: SparkSession) -> Prepared:
         schema = prepare(spark, self.schema, self.key)
         check_result_types(schema)
-        return Prepared(schema, self.fn, code.dump(self.fn, self.retry_on))
+        return Prepared(schema, self.fn, code.dump(self.fn, self.retry_on, self.tokens))
 
     def _open_store(self, place: str | os.PathLike[str] | None) -> Store:
         return open_home(place or self.store or "")
@@ -535,7 +530,7 @@ class Stage:
     def _compared(self, home: Store, df: DataFrame, prepared: Prepared, growth: Growth) -> Changes:
         """Take keys and hashes of an input into a store of its own, and look up what is known."""
         spark = df.sparkSession
-        old, _ = self._look(home)
+        old, _ = latest(home, self.name)
         old = None if old is None or old.status is runs.Status.INGESTING else old
         record = msgspec.structs.replace(
             self._new_record(home, prepared, None), retry_failed=growth.retry_failed
@@ -584,6 +579,7 @@ class Stage:
                     concurrency=1,
                     batch_rows=0,
                     rate=False,
+                    priced=False,
                     turn_s=0.0,
                 )
                 drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
@@ -648,6 +644,7 @@ class Stage:
             file_bytes=self.file_bytes,
             storage_options=given_options(),
             rate_per_s=float(self.rate_per_s),
+            tokens_per_min=float(self.tokens_per_min),
             seen=seen,
             paths=[path for path in sys.path if path],
             bind=self.bind or "",
@@ -680,7 +677,8 @@ class Stage:
             concurrency=self.concurrency,
             flush_rows=self.flush_rows,
             batch_rows=self.batch_rows,
-            rate=bool(self.rate_per_s),
+            rate=bool(self.rate_per_s or self.tokens_per_min),
+            priced=bool(self.tokens_per_min),
             timeout_s=self.timeout_s,
             turn_s=TURN_S if self.dynamic else 0.0,
             lease_s=record.policy.lease_ns / 1e9,

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import codec
+from holdfast.ledger import runs
 from holdfast.spark.caller import takes_row
+from holdfast.spark.code import Estimate
 from holdfast.spark.error_classes import Rule
 from holdfast.spark.errors import NotAStage
 from holdfast.spark.ingest import RESERVED
@@ -75,6 +77,36 @@ def retry_rules(rules: Any) -> tuple[Rule, ...]:
             why = "exception classes, their names, or predicates"
             raise NotAStage(what="retry_on", why=why, found=rule)
     return found
+
+
+def checked_tokens(tokens_per_min: float, tokens: Any) -> Estimate:
+    """The estimate of a call's tokens, which a limit of them needs."""
+    if not tokens_per_min and tokens is None:
+        return 0
+    if not tokens_per_min:
+        raise NotAStage(what="tokens", why="an estimate for tokens_per_min, which is not given")
+    if callable(tokens) or (
+        isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0
+    ):
+        found: Estimate = tokens
+        return found
+    why = (
+        "tokens_per_min needs an estimate of each call: a number above 0, or a function of the row"
+    )
+    raise NotAStage(what="tokens", why=why, found=tokens)
+
+
+def latest(home: Store, name: str) -> tuple[runs.RunRecord | None, str]:
+    """The run to go on with, and the one that the name leads to: a retry that died over its input
+    stands for the run whose rows it was to try."""
+    record = home.read(runs.latest, name)
+    seen = record.run_id if record is not None else ""
+    while record is not None and record.status is runs.Status.INGESTING:
+        before = record.retry_of or record.base_run
+        if not before:
+            break
+        record = home.read(runs.get, before)
+    return record, seen
 
 
 def check_output(sink: Sink, df: DataFrame, key: Sequence[str], result: StructType) -> None:

@@ -74,9 +74,11 @@ class Inherit(Message, frozen=True):
 
 
 class Tokens(Message, frozen=True):
-    """Leave to start so many calls, under the stage's rate."""
+    """Leave to start so many calls, under the stage's rate and its tokens a minute; `prices` are the
+    estimates of these calls, in their order."""
 
     count: int
+    prices: list[int] = msgspec.field(default_factory=list)
 
 
 class PutBlock(Message, frozen=True):
@@ -181,6 +183,8 @@ class Beaten(Message, frozen=True):
 
 
 class Allowed(Message, frozen=True):
+    """`count` calls may start in `wait_ms`. None: ask again then."""
+
     count: int
     wait_ms: int
 

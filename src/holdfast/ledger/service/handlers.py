@@ -20,6 +20,7 @@ from holdfast.ledger.service.group_log import Commit, GroupLog, Put, Ticket
 from holdfast.ledger.service.messages import Claim, Move, Moved, Step
 from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.ledger.service.outcome_chunks import lost_rows, result_chunk
+from holdfast.ledger.service.pace import Limits
 from holdfast.ledger.service.succession import Succession, child_of, granted_before
 from holdfast.ledger.service.waiting_claims import Reply, Rows, WaitingClaim, WaitingClaims
 
@@ -63,6 +64,8 @@ class RunService:
         self.run_id = run_id
         self.log = log
         self.metrics = metrics
+        # On calls a second and tokens a minute, over all children.
+        self.limits = Limits(0.0, 0.0, 0)
         self.leaving = False
         # The connections that there are, by the names of their owners.
         self.owners: set[str] = set()
@@ -174,7 +177,8 @@ class RunService:
         if halted is not None:
             entries.append(halted)
         if fresh:
-            self.metrics.took(step.calls, step.cost, step.latency)
+            self.metrics.took(step.calls, step.cost, step.latency, step.tokens)
+            self.limits.settle(step.priced, step.tokens)
         self._count(entries, now_ns)
         return Decision(reply, entries, puts, failure, halted)
 
@@ -395,6 +399,7 @@ class RunService:
             fenced=board.fenced,
             tasks=len(self.owners),
             height=self.log.height,
+            tokens_left=self.limits.left(now_ns),
         )
 
     def _count(self, entries: Entries, now_ns: int) -> None:

@@ -61,6 +61,9 @@ class Step(Message, frozen=True):
     cost: float
     latency: list[int]
     held: list[int] = []
+    # Tokens that the calls which ended used, and those that they had leave for.
+    tokens: int = 0
+    priced: int = 0
 
 
 class Moved(Message, frozen=True):

@@ -37,7 +37,7 @@ class RunMetrics:
     ) -> None:
         known = known or runs.Progress(now_ns, now_ns)
         self.started_ns = known.started_ns
-        self.calls, self.cost = known.calls, known.cost
+        self.calls, self.cost, self.tokens = known.calls, known.cost, known.tokens
         self.errors = ErrorGroups(known.errors)
         self.failed_by_class = [0] * _CLASSES
         self._latency = (list(known.latency_log2_us) + [0] * LATENCY_BUCKETS)[:LATENCY_BUCKETS]
@@ -61,9 +61,10 @@ class RunMetrics:
                 self._first_ns = self._last_ns = self._begun_ns
                 self._ended_before = self._ended = sum(known.ended)
 
-    def took(self, calls: int, cost: float, latency: Sequence[int]) -> None:
+    def took(self, calls: int, cost: float, latency: Sequence[int], tokens: int = 0) -> None:
         """What a child tells of the calls that it made."""
         self.calls += calls
+        self.tokens += tokens
         self.cost += cost
         for at, count in enumerate(latency[:LATENCY_BUCKETS]):
             self._latency[at] += count
@@ -95,6 +96,7 @@ class RunMetrics:
         fenced: int,
         tasks: int,
         height: int,
+        tokens_left: float = 0.0,
     ) -> runs.Progress:
         in_flight = counts[State.IN_FLIGHT]
         self.stand(now_ns, sum(ended), in_flight)
@@ -129,6 +131,8 @@ class RunMetrics:
             calls_ns=calls_ns,
             calls_rows=rows,
             height=height,
+            tokens=self.tokens,
+            tokens_left=tokens_left,
         )
 
     def _sample(self, time_ns: int, ended: Sequence[int], in_flight: int) -> None:
