@@ -1,7 +1,8 @@
 """4,000 paid calls on a real two-worker cluster, a fault amid them: naive Spark, then Stage.
 
-- The cluster is a standalone one from the PySpark wheel, on the loopback; every fault is a signal
-  to a real process. Faults are timed by the outside log of calls, never by a clock.
+- The cluster is a standalone one from the PySpark wheel, on two hosts that share the directory of the
+  benchmark and nothing else (`tests/spark/hosts.py`; without root: on the loopback of this machine).
+  The driver is on the first host. Every fault is a signal to a real process. Faults are timed by the outside log of calls, never by a clock.
 - Naive Spark is `mapInArrow` + `write.parquet` of the same function with as many threads a task.
 - What a stage wrote must be exactly the answers, in the order of the key, and its part files the
   same bytes as those of an undisturbed run; a scenario whose output is not is a failure, not a row
@@ -16,6 +17,7 @@ import hashlib
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -33,6 +35,7 @@ from holdfast.spark.sinks.parquet import read_parts
 from tests.process.watch import until
 from tests.processes import ROOT, Proc
 from tests.spark.clusters import Cluster, Executor, cluster, services
+from tests.spark.hosts import PYTHON, WORK, Host, assert_apart, hosts
 
 ROWS = 4_000
 POISON = 50
@@ -43,6 +46,7 @@ FLUSH_ROWS = 100
 LEASE_S = 3.0
 START_S = 120.0
 RUN_S = 300.0
+MODULE = "bench.spark.driver"
 
 SPECULATION = {
     "spark.speculation": "true",
@@ -62,14 +66,19 @@ class WrongOutput(Exception):
 class Driver:
     """A driver process on a cluster (or a local master), which does jobs one at a time."""
 
-    def __init__(self, master: str, config: dict[str, str]) -> None:
-        path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
-        self.proc = Proc.spawn(
-            [sys.executable, "-m", "bench.spark.driver"],
-            ready=None,
-            env={"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
-            cwd=ROOT,
-        )
+    def __init__(self, master: str, config: dict[str, str], host: Host | None = None) -> None:
+        if host is None:
+            path = os.pathsep.join([str(ROOT), str(ROOT / "src")])
+            self.proc = Proc.spawn(
+                [sys.executable, "-m", MODULE],
+                ready=None,
+                env={"PYTHONPATH": path, "SPARK_LOCAL_IP": "127.0.0.1"},
+                cwd=ROOT,
+            )
+        else:
+            env = {"PYSPARK_PYTHON": PYTHON, "SPARK_LOCAL_IP": host.address}
+            directory = f"{WORK}/driver"
+            self.proc = host.spawn(PYTHON, "-m", MODULE, directory=directory, env=env, ready=None)
         self._send(Session(master, config))
         self.app_id = ""
 
@@ -102,6 +111,7 @@ class Side:
     job: Job
     config: dict[str, str]
     stack: contextlib.ExitStack
+    host: Host | None = None
     repaired: list[Callable[[], object]] = field(default_factory=list)
 
     @property
@@ -125,12 +135,14 @@ class Side:
         return int(last.split()[2])
 
     def drive_again(self) -> None:
-        self.driver = new_driver(self.spark.url, self.config, self.stack)
+        self.driver = new_driver(self.spark.url, self.config, self.stack, self.host)
         self.driver.begin(self.job)
 
 
-def new_driver(master: str, config: dict[str, str], stack: contextlib.ExitStack) -> Driver:
-    driver = Driver(master, config)
+def new_driver(
+    master: str, config: dict[str, str], stack: contextlib.ExitStack, host: Host | None = None
+) -> Driver:
+    driver = Driver(master, config, host)
     stack.enter_context(driver.proc)
     return driver.ready()
 
@@ -270,17 +282,19 @@ class Bench:
         self.say = say
         self.references: dict[str, dict[str, str]] = {}
         self._count = 0
+        # Where drivers run: the first of two hosts, or this machine.
+        self._host: Host | None = None
 
     def run(self, scenarios: list[Scenario], until_s: float) -> Iterator[Line]:
         with contextlib.ExitStack() as stack:
-            spark = stack.enter_context(cluster(self.directory / "cluster"))
+            spark = self._cluster("cluster", stack)
             for speculation in (False, True):
                 these = [one for one in scenarios if one.speculation is speculation]
                 if not these or time.monotonic() > until_s:
                     continue
                 config = {**spark.config, **(SPECULATION if speculation else {})}
                 with contextlib.ExitStack() as drivers:
-                    driver = new_driver(spark.url, config, drivers)
+                    driver = new_driver(spark.url, config, drivers, self._host)
                     for scenario in these:
                         if time.monotonic() > until_s:
                             self.say(f"{scenario.name}: left out, the budget is used up")
@@ -291,17 +305,28 @@ class Bench:
     def partitionings(self, until_s: float) -> Iterator[str]:
         """Names of the partitionings whose part files are those of the undisturbed run."""
         with contextlib.ExitStack() as stack:
-            spark = stack.enter_context(cluster(self.directory / "cluster-2"))
-            driver = new_driver(spark.url, spark.config, stack)
+            spark = self._cluster("cluster-2", stack)
+            driver = new_driver(spark.url, spark.config, stack, self._host)
             for name, changes in PARTITIONINGS.items():
                 if time.monotonic() > until_s:
                     self.say(f"{name}: left out, the budget is used up")
                     continue
                 job = self._job("stage", "partitioning", changes)
                 self._reference("undisturbed", spark, driver, spark.config, stack)
-                self._side(Side(spark, driver, job, spark.config, stack), nothing)
+                self._side(Side(spark, driver, job, spark.config, stack, self._host), nothing)
                 self._same(job, "undisturbed")
                 yield name
+
+    def _cluster(self, name: str, stack: contextlib.ExitStack) -> Cluster:
+        if os.geteuid() != 0:
+            return stack.enter_context(cluster(self.directory / name))
+        shared = {str(self.directory): self.directory}
+        # Directories of the hosts stay out of the one that they share.
+        apart = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-hosts-"))
+        both = stack.enter_context(hosts(Path(apart), shared=shared))
+        assert_apart(*both)
+        self._host = both[0]
+        return stack.enter_context(cluster(self.directory / name, on=both))
 
     # --- one scenario -----------------------------------------------------------------------
 
@@ -319,11 +344,11 @@ class Bench:
         ordered = "-ordered" if scenario.ordered else ""
         if scenario.has_naive:
             job = self._job(f"naive{ordered}", scenario.name, scenario.changes)
-            side = Side(spark, driver, job, config, stack)
+            side = Side(spark, driver, job, config, stack, self._host)
             done = self._side(side, scenario.fault)
             naive, driver = self._naive(job, done), side.driver
         job = self._job(f"stage{ordered}", scenario.name, scenario.changes)
-        side = Side(spark, driver, job, config, stack)
+        side = Side(spark, driver, job, config, stack, self._host)
         stage = self._stage(job, self._side(side, scenario.fault))
         if not scenario.ordered:
             self._same(job, scenario.reference)
@@ -367,7 +392,7 @@ class Bench:
     ) -> None:
         if name not in self.references:
             job = self._job("stage", name, REFERENCES[name])
-            done = self._side(Side(spark, driver, job, config, stack), nothing)
+            done = self._side(Side(spark, driver, job, config, stack, self._host), nothing)
             self._stage(job, done)
             self.references[name] = part_digests(Path(job.output))
 
