@@ -13,12 +13,14 @@ import pytest
 from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
+from pyiceberg.catalog import load_catalog
 
 from holdfast.errors import Invalid
 from holdfast.spark.part_cuts import PartCuts
 from holdfast.spark.sinks import (
     Base,
     DeltaSink,
+    IcebergSink,
     KeptPart,
     OutputNotOurs,
     OutputTaken,
@@ -27,6 +29,7 @@ from holdfast.spark.sinks import (
     Same,
 )
 from holdfast.spark.sinks.api import kept_files
+from holdfast.spark.sinks.object_place import options_of
 
 
 def same_of(old: list[tuple[int, int]], new: list[tuple[int, int]]) -> list[Same]:
@@ -79,7 +82,16 @@ Rows = list[tuple[int, int]]
 def sink_at(kind: str, path: Path, mode: str = "", **options: Any) -> Any:
     if kind == "parquet":
         return ParquetSink(path, mode=mode or "replace", grace_s=0, **options)
+    if kind == "iceberg":
+        return iceberg(path, mode=mode or "upsert", **options)
     return DeltaSink(path, mode=mode or "upsert", **options)
+
+
+def iceberg(path: Path, **options: Any) -> IcebergSink:
+    """A table of a catalog that lies in the directory."""
+    place = {"type": "sql", "uri": f"sqlite:///{path}/catalog.db", "warehouse": f"file://{path}"}
+    load_catalog("cat", **place).create_namespace_if_not_exists("db")
+    return IcebergSink("cat.db.labels", catalog=place, **options)
 
 
 def table_of(rows: Rows) -> pa.Table:
@@ -115,10 +127,14 @@ def write(sink: Any, run_id: str, rows: Rows, runs: dict[str, Rows], *, finish: 
     return len(kept)
 
 
+def data_of(file: str) -> bytes:
+    return Path(file.removeprefix("file://")).read_bytes()
+
+
 def read(sink: Any, run_id: str) -> Rows:
     found: Rows = []
     for file in sink.parts(run_id):
-        rows = pq.read_table(file, partitioning=None).to_pylist()
+        rows = pq.read_table(file.removeprefix("file://"), partitioning=None).to_pylist()
         found += [(row["id"], row["value"]) for row in rows]
     return found
 
@@ -127,13 +143,16 @@ def listed(kind: str, path: Path) -> Rows:
     """As a reader sees it that knows nothing of the manifest."""
     if kind == "delta":
         rows = DeltaTable(path).to_pyarrow_table().to_pylist()
+    elif kind == "iceberg":
+        catalog = load_catalog("cat", **options_of("iceberg:cat"))
+        rows = catalog.load_table("db.labels").scan().to_arrow().to_pylist()
     else:
         files = sorted(path.glob("*.parquet"))
         rows = [row for file in files for row in pq.read_table(file).to_pylist()]
     return sorted((row["id"], row["value"]) for row in rows)
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 @pytest.mark.parametrize("seed", range(3))
 def test_an_output_follows_its_input_and_unchanged_files_stay(
     kind: str, seed: int, tmp_path: Path
@@ -148,13 +167,13 @@ def test_an_output_follows_its_input_and_unchanged_files_stay(
         if step % 3 == 2:  # one that is given up before its end: the next follows the one before
             write(sink_at(kind, tmp_path), f"{run_id}-lost", rows, runs, finish=False)
         before = sink_at(kind, tmp_path).owner()
-        held = [(f, Path(f).read_bytes()) for f in sink_at(kind, tmp_path).parts(before)] if before else []  # fmt: skip
+        held = [(f, data_of(f)) for f in sink_at(kind, tmp_path).parts(before)] if before else []
         kept += write(sink_at(kind, tmp_path), run_id, rows, runs)
         sink = sink_at(kind, tmp_path)
         assert (sink.owner(), read(sink, run_id)) == (run_id, rows)
         assert listed(kind, tmp_path) == rows
         now = set(sink.parts(run_id))
-        assert all(Path(f).read_bytes() == was for f, was in held if f in now)
+        assert all(data_of(f) == was for f, was in held if f in now)
         # Again, as after a kill behind the swap: nothing is left to do.
         write(sink_at(kind, tmp_path), run_id, rows, runs)
         assert listed(kind, tmp_path) == rows
@@ -164,26 +183,44 @@ def test_an_output_follows_its_input_and_unchanged_files_stay(
     assert kept > 5
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 def test_append_adds_new_and_changed_rows_alone(kind: str, tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     old: Rows = [(key, 0) for key in range(20)]
     new: Rows = [(key, 7 if key == 4 else 0) for key in range(1, 23)]
     write(sink_at(kind, tmp_path, "append"), "run-1", old, runs)
-    before = {path: path.read_bytes() for path in tmp_path.glob("*.parquet")}
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*.parquet")}
     write(sink_at(kind, tmp_path, "append"), "run-2", new, runs)
     assert listed(kind, tmp_path) == sorted([*old, (4, 7), (20, 0), (21, 0), (22, 0)])
+    assert before
     assert all(path.read_bytes() == was for path, was in before.items())
 
 
-@pytest.mark.parametrize("kind", ["parquet", "delta"])
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_append_that_was_killed_goes_on_without_the_rows_that_are_the_same(
+    kind: str, tmp_path: Path
+) -> None:
+    runs: dict[str, Rows] = {}
+    old: Rows = [(key, 0) for key in range(20)]
+    new: Rows = [*((key, 1) for key in range(-6, 0)), *old, (20, 1)]
+    write(sink_at(kind, tmp_path, "append"), "run-1", old, runs)
+    sink = sink_at(kind, tmp_path, "append")
+    base = Base("run-1", same_of(old, new))
+    _, kept = sink.begin_after(base, "run-2", "labels", SCHEMA)
+    sink.commit_many([next(parts_of(new, kept))])
+    write(sink_at(kind, tmp_path, "append"), "run-2", new, runs)
+    assert listed(kind, tmp_path) == sorted(new)
+    assert sink_at(kind, tmp_path, "append").owner() == "run-2"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
 def test_readers_see_the_former_output_until_the_end(kind: str, tmp_path: Path) -> None:
     runs: dict[str, Rows] = {}
     old: Rows = [(key, 0) for key in range(12)]
     write(sink_at(kind, tmp_path), "run-1", old, runs)
     write(sink_at(kind, tmp_path), "run-2", [(1, 1)], runs, finish=False)
     assert read(sink_at(kind, tmp_path), "run-1") == old
-    if kind == "delta":
+    if kind != "parquet":
         assert listed(kind, tmp_path) == old
 
 
@@ -243,7 +280,8 @@ def test_a_delta_table_that_was_compacted_is_refused(tmp_path: Path) -> None:
         write(sink_at("delta", tmp_path), "run-3", [(0, 0)], runs)
 
 
-@pytest.mark.parametrize("kind", [ParquetSink, DeltaSink])
+@pytest.mark.parametrize("kind", [ParquetSink, DeltaSink, IcebergSink])
 def test_a_mode_that_is_not_known_is_refused(kind: Any, tmp_path: Path) -> None:
-    with pytest.raises(Invalid):
-        kind(tmp_path, mode="merge")
+    with pytest.raises(Invalid) as told:
+        kind("./cat.db.labels", mode="merge")
+    assert told.value.what == "mode"

@@ -17,7 +17,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
@@ -29,7 +28,7 @@ from holdfast.errors import HoldfastError, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.states import State
 from holdfast.spark import Call, Fail, Retry, Skip, Stage
-from holdfast.spark.again import REMAP
+from holdfast.spark.again import remap_of
 from holdfast.spark.code import NotPicklable
 from holdfast.spark.errors import (
     InputChanged,
@@ -600,6 +599,8 @@ def test_results_that_did_not_fit_are_mapped_without_a_call(
     with stage.remap(points, spark) as run:
         assert run.counts() == settled(COMMITTED=12, TERMINAL_SUCCESS=10, TERMINAL_FAIL=2)
         assert tuples(run.output()) == [(i, i) for i in range(12) if i not in (1, 9)]
+        # A reader that lists the output finds them as well.
+        assert sorted(tuples(spark.read.parquet(place.output))) == tuples(run.output())
         failed = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
         assert failed == [(1, "input", None), (9, "schema", '{"y":"9 points"}')]
         assert run.progress().calls == 0
@@ -629,10 +630,10 @@ def test_a_remap_that_was_interrupted_goes_on_and_its_rows_are_not_called(
         old = run._record
     # As a driver leaves it that dies after the rows were taken in.
     with open_store(place.store) as home:
-        record = stage._retry_record(home, old, stage._prepare(spark))
-        record = msgspec.structs.replace(record, config={**record.config, REMAP: "1"})
+        new = stage._new_record(home, stage._prepare(spark), None)
+        record = remap_of(home, old, new, follows=True)
         with stage._keep(home, spark, record, new=True, seen=old.run_id) as keeper:
-            Drive("job", home, spark, keeper, mode="quiet").take_failed(old)
+            Drive("job", home, spark, keeper, mode="quiet").take_again(old)
     with pytest.raises(HoldfastError, match="remap"):
         stage.run(df)
     with stage.remap(lambda raw: {"y": int(raw["y"])}, spark) as run:

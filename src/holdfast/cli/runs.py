@@ -320,7 +320,8 @@ def _rate(seen: Seen) -> float | None:
 
 
 def _output(record: RunRecord) -> str | None:
-    path, kind = record.sink.get("path", ""), record.sink.get("kind", "")
+    path = record.sink.get("path") or record.sink.get("table", "")
+    kind = record.sink.get("kind", "")
     return f"{path} ({kind})" if path else None
 
 

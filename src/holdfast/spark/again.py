@@ -61,6 +61,23 @@ def retry_of(store: Store, old: runs.RunRecord, new: runs.RunRecord) -> runs.Run
     )
 
 
+def remap_of(
+    store: Store, old: runs.RunRecord, new: runs.RunRecord, *, follows: bool
+) -> runs.RunRecord:
+    """A new run as the remap of an old one. Where the output follows (`follows`), it is a run over
+    the same input that takes over what ended well, so its rows join those of the old one."""
+    if not follows:
+        made = retry_of(store, old, new)
+    else:
+        config = {**new.config, "output": old.config.get("output", "")}
+        made = replace(
+            new, config=config, sink=old.sink, base_run=old.run_id, input_run=old.blocks_run
+        )
+    # One try each, row by row: nothing that was kept changes from one to the next.
+    policy = replace(made.policy, attempts_max=1, batch_rows=0)
+    return replace(made, policy=policy, config={**made.config, REMAP: "1"})
+
+
 def sink_of(record: runs.RunRecord, number: int) -> dict[str, str | int | bool]:
     """Where a retry puts its rows: beside what is committed, or into the same table."""
     spec = dict(record.sink)

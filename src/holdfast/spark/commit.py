@@ -25,7 +25,7 @@ from holdfast.spark import succession
 from holdfast.spark.desk import Ticket
 from holdfast.spark.office import Office
 from holdfast.spark.part_cuts import PartCuts, Span
-from holdfast.spark.row_sizes import Sizes, row_width
+from holdfast.spark.row_sizes import Sizes
 from holdfast.spark.sinks import KeptPart, OutputError, Part, Sink
 
 # Parts that are ready together share one step of the sink, up to so many.
@@ -126,7 +126,7 @@ class Committer:
             return PartCuts(
                 self.office.record.size, self._file_rows, NO_LIMIT, self._sizes, width=1
             )
-        width = row_width(self._rows.result_schema)
+        width = self._rows.row_width()
         size, rows, limit = self.office.record.size, self._file_rows, self._file_bytes
         return PartCuts(size, rows, limit, self._sizes, width=width, kept=kept)
 

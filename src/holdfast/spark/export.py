@@ -16,7 +16,6 @@ from holdfast.ledger import runs
 from holdfast.spark import keys
 from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.part_cuts import FILE_BYTES, PartCuts, Span
-from holdfast.spark.row_sizes import row_width
 from holdfast.spark.sinks import Part, Sink, SuccessorSink
 from holdfast.store.api import Store
 
@@ -46,7 +45,7 @@ def _parts(rows: Outcomes, version: int) -> Iterator[Part]:
         int(record.config.get("file_rows", FILE_ROWS)),
         int(record.config.get("file_bytes", FILE_BYTES)),
         rows.row_bytes,
-        width=row_width(rows.result_schema),
+        width=rows.row_width(),
     )
     at = version + 1
     while (span := cuts.next(at, record.size)) is not None:

@@ -7,6 +7,7 @@ of an interval by seq and joins the key columns to them.
 
 from __future__ import annotations
 
+import json
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,7 +25,7 @@ from holdfast.ledger.lineage import Ancestry, Pointer
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.states import State
 from holdfast.spark.result_chunks import Chunks
-from holdfast.spark.row_sizes import Sizes, row_sizes
+from holdfast.spark.row_sizes import Sizes, row_sizes, row_width
 from holdfast.spark.rows import batch_of, table_of
 from holdfast.store.api import Store
 
@@ -53,6 +54,14 @@ def schema_of(data: bytes) -> pa.Schema:
 
 def schema_bytes(schema: pa.Schema) -> bytes:
     return bytes(schema.serialize().to_pybytes())
+
+
+def carried(text: str, names: Sequence[str], key: Sequence[str]) -> list[str]:
+    """The input columns that the option `carry`, as a run keeps it, adds to the output."""
+    if not text:
+        return []
+    wanted = list(names) if text == "*" else json.loads(text)
+    return [name for name in wanted if name not in key]
 
 
 class Input:
@@ -139,16 +148,20 @@ class Outcomes:
         self.record = record
         self.input = source
         self.result_schema = schema_of(record.result_schema)
-        self.schema = pa.schema(
-            [self.input.schema.field(name) for name in record.key] + list(self.result_schema)
-        )
+        # Carried columns go the way of the key: both are of the input.
+        names = self.input.schema.names
+        self._carried = carried(record.config.get("carry", ""), names, record.key)
+        self._columns = [*record.key, *self._carried]
+        fields = [self.input.schema.field(name) for name in self._columns]
+        self.schema = pa.schema([*fields, *self.result_schema])
         self._page_rows = record.policy.page_rows
         self._stored = Chunks(store, record.run_id, self._page_rows, self.result_schema)
         self._ancestry = Ancestry(store, record)
         self._donors: dict[str, Outcomes] = {}
 
     def successes(self, lo: int, hi: int) -> pa.Table:
-        """Key and result columns of the rows that succeeded. Page by page: no more is sorted."""
+        """Key, carried and result columns of the rows that succeeded. Page by page: no more is
+        sorted."""
         tables = []
         while lo < hi:
             upto = min(lo - lo % self._page_rows + self._page_rows, hi)
@@ -160,9 +173,10 @@ class Outcomes:
         return pa.concat_tables(tables) if tables else self.schema.empty_table()
 
     def all(self, lo: int, hi: int) -> pa.Table:
-        """Key and result columns of every row, with how it ended (`META`)."""
+        """Key, carried and result columns of every row, with how it ended (`META`)."""
         seqs, results = self._results(lo, hi)
-        others = self.records(lo, hi)
+        ended = [self._described(others, self._columns) for others in self._others(lo, hi, ())]
+        others = pa.concat_tables(ended) if ended else self._described([], self._columns)
         good = pa.Table.from_arrays(
             [*self._keys(lo, hi, seqs).columns, *results.columns], schema=self.schema
         )
@@ -241,10 +255,11 @@ class Outcomes:
     def skipped(self, lo: int, hi: int) -> pa.Table:
         return self.records(lo, hi, State.TERMINAL_SKIP)
 
-    def _described(self, others: Sequence[runs.Other]) -> pa.Table:
-        keys = self.input.rows(
-            [(other.seq, other.seq + 1) for other in others], list(self.record.key)
-        )
+    def _described(
+        self, others: Sequence[runs.Other], columns: Sequence[str] | None = None
+    ) -> pa.Table:
+        names = list(self.record.key if columns is None else columns)
+        keys = self.input.rows([(other.seq, other.seq + 1) for other in others], names)
         meta = [
             pa.array([other.seq for other in others], pa.int64()),
             pa.array([State(other.state).name for other in others], pa.string()),
@@ -355,11 +370,24 @@ class Outcomes:
         return at, table
 
     def _keys(self, lo: int, hi: int, seqs: pa.Array) -> pa.Table:
-        keys = self.input.rows([(lo, hi)], list(self.record.key))
+        keys = self.input.rows([(lo, hi)], self._columns)
         return keys if len(seqs) == hi - lo else keys.take(seqs)
 
+    def row_width(self) -> int | None:
+        """Bytes of every output row beside its key, if all columns have a fixed width."""
+        fields = [self.input.schema.field(name) for name in self._carried]
+        return row_width(pa.schema([*fields, *self.result_schema]))
+
     def row_bytes(self, lo: int, hi: int) -> Sizes:
-        """Bytes of the output row of each seq in [lo, hi), 0 for a row that has none."""
+        """Bytes of the output row of each seq in [lo, hi), 0 for a row that has none. The key does
+        not count."""
+        sizes = self._result_bytes(lo, hi)
+        if self._carried and hi > lo:
+            more = row_sizes(self.input.rows([(lo, hi)], self._carried))
+            sizes += np.where(sizes > 0, more, 0)
+        return sizes
+
+    def _result_bytes(self, lo: int, hi: int) -> Sizes:
         sizes = np.zeros(hi - lo, np.int64)
         for chunk in self._chunks(lo, hi):
             if chunk.batch:
@@ -370,7 +398,7 @@ class Outcomes:
                 sizes[at[inside]] = found[inside]
         for donor, pointers in self._adopted(lo, hi):
             for first, upto, group in donor._groups(pointers):
-                there = donor.row_bytes(first, upto)
+                there = donor._result_bytes(first, upto)
                 for one in group:
                     at_row = one.from_lo - first
                     sizes[one.lo - lo : one.hi - lo] = there[at_row : at_row + _rows(one)]

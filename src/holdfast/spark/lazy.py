@@ -13,7 +13,7 @@ import pyarrow as pa
 from holdfast.ledger.runs import RunRecord
 from holdfast.spark.engine import Duty
 from holdfast.spark.jobs import own_python
-from holdfast.spark.journal import META, schema_bytes, schema_of
+from holdfast.spark.journal import META, carried, schema_bytes, schema_of
 from holdfast.spark.task import Ranges
 
 if TYPE_CHECKING:
@@ -36,7 +36,8 @@ def lazily(
     from pyspark.sql.pandas.types import from_arrow_schema
 
     source = schema_of(record.input_schema)
-    fields = [source.field(name) for name in record.key] + list(schema_of(record.result_schema))
+    names = [*record.key, *carried(record.config.get("carry", ""), source.names, record.key)]
+    fields = [*(source.field(name) for name in names), *schema_of(record.result_schema)]
     if meta:
         # Rows without a result are among them.
         fields = [*(field.with_nullable(True) for field in fields), *META]

@@ -1,7 +1,8 @@
 """Rows that failed for their form, mapped from the values that were kept of them: no call is made.
 
-A remap is a retry run (`again`): its input are the rows that failed in the run before, and it moves
-them by the same reports. Where a retry calls the stage's function in Spark's tasks, a remap gives the
+A remap is a run over the same input that takes over what ended well or, for a sink that cannot follow
+another run, a retry run (`again`), whose input are the rows that failed. It moves its rows by the same
+reports. Where a retry calls the stage's function in Spark's tasks, a remap gives the
 decoded `_raw` of each row to the user's mapping, in the driver. A row whose value the mapping makes
 fit succeeds. Any other row fails as it did: without a kept value with its class and its text, with one
 as `schema`, and the original value stays with it for another mapping.
@@ -9,7 +10,7 @@ as `schema`, and the original value stays with it for another mapping.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from typing import Any
 
@@ -26,11 +27,13 @@ from holdfast.store.api import Store
 
 
 class FailedRows:
-    """The rows that failed in a run, by their rank among them. Reads a page at a time."""
+    """The rows that failed in a run, by their rank among them (`ranked`) or by their seq. Reads a page
+    at a time."""
 
-    def __init__(self, store: Store, record: runs.RunRecord) -> None:
+    def __init__(self, store: Store, record: runs.RunRecord, *, ranked: bool = True) -> None:
         self._store = store
         self._record = record
+        self._ranked = ranked
         # The rank of the first failed row of each page that has one.
         self._pages: list[int] = []
         self._firsts: list[int] = []
@@ -45,11 +48,21 @@ class FailedRows:
             self.count += len(rows)
             self.kept += sum(1 for row in rows if row.raw)
 
-    def row(self, rank: int) -> runs.Other:
+    def row(self, number: int) -> runs.Other:
+        if self._ranked:
+            return self._by_rank(number)
+        at = bisect_right(self._pages, number // self._record.policy.page_rows) - 1
+        rows = self._held(at)
+        return rows[bisect_left(rows, number, key=lambda row: row.seq)]
+
+    def _by_rank(self, rank: int) -> runs.Other:
         at = bisect_right(self._firsts, rank) - 1
+        return self._held(at)[rank - self._firsts[at]]
+
+    def _held(self, at: int) -> list[runs.Other]:
         if at != self._at:
             self._at, self._rows = at, self._read(self._pages[at])
-        return self._rows[rank - self._firsts[at]]
+        return self._rows
 
     def _read(self, page: int) -> list[runs.Other]:
         found = {

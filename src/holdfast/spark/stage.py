@@ -34,11 +34,12 @@ from holdfast.ledger.stop_rules import StopRules
 from holdfast.spark import again, code, extension, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.arguments import checked_key, checked_number, whole_number
+from holdfast.spark.carry import carry_text, check_carry
 from holdfast.spark.code import Estimate
 from holdfast.spark.column_types import check_input_types, check_result_types
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
-from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunChanged, RunHalted
+from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunHalted
 from holdfast.spark.extension import Changes, Growth
 from holdfast.spark.fingerprint import same_input
 from holdfast.spark.frames import session_of
@@ -55,6 +56,7 @@ from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink
 from holdfast.spark.sinks.object_place import given_options
 from holdfast.spark.stage_options import (
+    check_config,
     check_output,
     check_stage,
     checked_tokens,
@@ -63,7 +65,6 @@ from holdfast.spark.stage_options import (
     open_home,
     prepare,
     retry_rules,
-    shown_output,
 )
 from holdfast.spark.stop import Stop
 from holdfast.spark.tls import Tls, authority
@@ -84,9 +85,6 @@ PORT_MAX = 65_535
 TURN_S = 30.0
 # What of a run's configuration says how its rows are cut, not what their outcomes mean.
 _CUT = ("batch_rows", "file_rows", "file_bytes")
-
-# Of runs whose record is older than the setting.
-_CONFIG_BEFORE = {"file_bytes": str(FILE_BYTES)}
 
 # Stores and services of lazy forms, which live as long as the process.
 _open: dict[tuple[str, str], Keeper] = {}
@@ -114,6 +112,7 @@ class Stage:
         flush_rows: int = FLUSH_ROWS,
         file_rows: int = FILE_ROWS,
         file_bytes: int = FILE_BYTES,
+        carry: Literal["*"] | Sequence[str] = (),
         ahead_rows: int = 0,
         lease_s: float = 15,
         grace_s: float = 10,
@@ -143,6 +142,7 @@ class Stage:
         self.flush_rows = whole_number("flush_rows", flush_rows, 1, 100_000)
         self.file_rows = whole_number("file_rows", file_rows, 1)
         self.file_bytes = whole_number("file_bytes", file_bytes, 1)
+        self.carry = carry_text(carry)
         self.on_fail = on_fail
         self.meta = meta
         self.version = version
@@ -192,6 +192,7 @@ class Stage:
         prepared = self._prepare(spark)
         check_input(df, self.key)
         check_input_types(df.schema, rows=not self.batch_rows)
+        check_carry(df, self.key, self.carry, prepared.schema)
         growth = extension.checked(df, changed, match, retry_failed)
         sink = None if output is None else sink_at(output)
         home = self._open_store(store)
@@ -213,7 +214,7 @@ class Stage:
                     return self._retry(home, spark, record, prepared, seen)
             elif sink is not None:
                 sink.check_vacant()
-                check_output(sink, df, self.key, prepared.schema)
+                check_output(sink, df, self.key, prepared.schema, self.carry)
             return self._drive(home, spark, df, record, prepared, sink, seen, growth.match)
         except BaseException:
             home.close()
@@ -262,15 +263,18 @@ class Stage:
                 raise NotFound(what="run", name=self.name)
             self._check_same(record, prepared, None)
             begun = again.REMAP in record.config and record.status is runs.Status.OPEN
-            old = home.read(runs.the, record.retry_of) if begun else record
+            old = home.read(runs.the, record.retry_of or record.base_run) if begun else record
             if old.status is not runs.Status.FINISHED:
                 why = "only the rows of a finished run are mapped"
                 raise Invalid(what="run", name=self.name, why=why, status=old.status.value)
-            failed = FailedRows(home, old)
+            follows = not record.retry_of and extension.succeeds(record)
+            failed = FailedRows(home, old, ranked=not follows)
             if not failed.kept:
                 return Run(record, home, spark, on_fail=self.on_fail)
-            return self._remap(home, spark, old, record if begun else None, prepared, seen,
-                               (mapping, failed))  # fmt: skip
+            new = record if begun else again.remap_of(
+                home, old, self._new_record(home, prepared, None), follows=follows
+            )  # fmt: skip
+            return self._remap(home, spark, old, new, seen, prepared, (mapping, failed))
         except BaseException:
             home.close()
             raise
@@ -332,6 +336,7 @@ class Stage:
         prepared = self._prepare(spark)
         check_input(df, self.key)
         check_input_types(df.schema, rows=not self.batch_rows)
+        check_carry(df, self.key, self.carry, prepared.schema)
         home = self._open_store(None)
         try:
             keeper, found = self._lazily_served(df, home, spark, prepared)
@@ -395,6 +400,7 @@ class Stage:
             "batch_rows": str(self.batch_rows),
             "file_rows": str(self.file_rows),
             "file_bytes": str(self.file_bytes),
+            "carry": self.carry,
             "output": codec.pack(spec).hex() if spec else "",
             "version": self.version,
         }
@@ -413,12 +419,7 @@ class Stage:
             now = {what: told for what, told in now.items() if what not in _CUT}
         if sink is None:
             now["output"] = record.config.get("output", "")
-        for what, found in now.items():
-            was = record.config.get(what, _CONFIG_BEFORE.get(what, ""))
-            if was != found:
-                if what == "output":
-                    was, found = shown_output(was), shown_output(found)
-                raise RunChanged(name=self.name, what=what, was=was, now=found)
+        check_config(record, now)
 
     def _settled(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run | None:
         """The run as it is when it is over; None when there is work."""
@@ -514,7 +515,7 @@ class Stage:
         """Call the failed rows again, as `holdfast runs retry` asked for."""
         if extension.succeeds(again.chain(home, old)[-1]):
             return self._extend(home, spark, None, old, prepared, seen, extension.RETRY)
-        record = self._retry_record(home, old, prepared)
+        record = again.retry_of(home, old, self._new_record(home, prepared, None))
         _leave(home, self.name)
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
@@ -555,22 +556,20 @@ class Stage:
         home: Store,
         spark: SparkSession,
         old: runs.RunRecord,
-        begun: runs.RunRecord | None,
-        prepared: Prepared,
+        record: runs.RunRecord,
         seen: str,
+        prepared: Prepared,
         mapped: tuple[Callable[[Any], Any], FailedRows],
     ) -> Run:
-        """A retry run whose rows end by a mapping; one that was begun goes on."""
-        record = begun or self._retry_record(home, old, prepared)
-        # One try each, row by row: nothing that was kept changes from one to the next.
-        policy = msgspec.structs.replace(record.policy, attempts_max=1, batch_rows=0)
-        config = {**record.config, again.REMAP: "1"}
-        record = msgspec.structs.replace(record, policy=policy, config=config)
+        """A run whose rows end by a mapping; one that was begun goes on."""
+        new = record.status is runs.Status.INGESTING
         _leave(home, self.name)
-        with self._keep(home, spark, record, new=begun is None, seen=seen) as keeper:
+        with self._keep(home, spark, record, new=new, seen=seen) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
-                if begun is None:
+                if new and record.base_run:
+                    drive.take_again(old)
+                elif new:
                     drive.take_failed(old)
                 duty = self._duty(keeper, drive.record(), prepared)
                 duty = msgspec.structs.replace(
@@ -585,9 +584,6 @@ class Stage:
                 drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
                 found = drive.record()
         return Run(found, home, spark, on_fail=self.on_fail)
-
-    def _retry_record(self, home: Store, old: runs.RunRecord, prepared: Prepared) -> runs.RunRecord:
-        return again.retry_of(home, old, self._new_record(home, prepared, None))
 
     @contextlib.contextmanager
     def _served(

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast import codec
 from holdfast.ledger import runs
 from holdfast.spark.caller import takes_row
+from holdfast.spark.carry import carried_fields
 from holdfast.spark.code import Estimate
 from holdfast.spark.error_classes import Rule
-from holdfast.spark.errors import NotAStage
+from holdfast.spark.errors import NotAStage, RunChanged
 from holdfast.spark.ingest import RESERVED
+from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.progress import MODES
 from holdfast.spark.rows import arrow_schema
 from holdfast.spark.sinks import Sink
@@ -24,6 +26,19 @@ from holdfast.store.api import Store
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.types import StructType
+
+# Of runs whose record is older than the setting.
+_CONFIG_BEFORE = {"file_bytes": str(FILE_BYTES)}
+
+
+def check_config(record: runs.RunRecord, now: Mapping[str, str]) -> None:
+    """Refuse a stage that differs from its run in what the outcomes depend on."""
+    for what, found in now.items():
+        was = record.config.get(what, _CONFIG_BEFORE.get(what, ""))
+        if was != found:
+            if what == "output":
+                was, found = shown_output(was), shown_output(found)
+            raise RunChanged(name=record.name, what=what, was=was, now=found)
 
 
 def struct_of(spark: SparkSession, schema: str | StructType) -> StructType:
@@ -61,7 +76,8 @@ def absolute(url: str) -> str:
 
 
 def shown_output(packed: str) -> str:
-    return str(codec.unpack(bytes.fromhex(packed)).get("path", "")) if packed else "nowhere"
+    spec = codec.unpack(bytes.fromhex(packed)) if packed else {"path": "nowhere"}
+    return str(spec.get("path") or spec.get("table", ""))
 
 
 def retry_rules(rules: Any) -> tuple[Rule, ...]:
@@ -109,11 +125,14 @@ def latest(home: Store, name: str) -> tuple[runs.RunRecord | None, str]:
     return record, seen
 
 
-def check_output(sink: Sink, df: DataFrame, key: Sequence[str], result: StructType) -> None:
+def check_output(
+    sink: Sink, df: DataFrame, key: Sequence[str], result: StructType, carry: str = ""
+) -> None:
     """Refuse what the output cannot take, before the input is read and a call is made."""
     from pyspark.sql.types import StructType
 
-    fields = [*(df.schema[name] for name in key), *result.fields]
+    keyed = [df.schema[name] for name in key]
+    fields = [*keyed, *carried_fields(df, key, carry), *result.fields]
     if unread := [field.name for field in fields if is_unread(field.dataType)]:
         why = "Spark cannot read this type from a file"
         raise NotAStage(what="schema", why=why, found=unread)

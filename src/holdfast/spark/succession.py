@@ -2,7 +2,7 @@
 
 The sink says whose rows it holds (`owner`) and is told which rows of both runs are the same. Rows are
 the same when their outcomes lie at the same place: in one of the two runs, or in a third one that
-both took them over from.
+both took them over from. Carried input columns must be the same, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from holdfast.errors import NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.states import State
+from holdfast.spark.carry import unchanged
 from holdfast.spark.sinks.api import Base, Begun, Same, Sink, SuccessorSink
 from holdfast.store.api import Store
 
@@ -43,7 +44,7 @@ def same_rows(store: Store, record: runs.RunRecord, owner: str) -> list[Same]:
     found = [Same(lo, hi, from_lo) for lo, hi, from_lo in mine.pop(owner, [])]
     for run_id, ranges in mine.items():
         found += _common(ranges, theirs.get(run_id, []))
-    return list(_joined(sorted(found)))
+    return unchanged(store, record, before, list(_joined(sorted(found))))
 
 
 def by_run(store: Store, record: runs.RunRecord) -> dict[str, Ranges]:

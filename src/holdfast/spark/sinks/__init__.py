@@ -1,7 +1,7 @@
-"""Where the ordered commit of a run puts its rows: Parquet by default, Delta, or your own `Sink`.
+"""Where the ordered commit of a run puts its rows: Parquet by default, Delta, Iceberg, or your own `Sink`.
 
-`api` is the interface and its errors, `files` writes a part, `parquet` and `delta` say which parts
-are committed. Delta's library is imported only once a Delta sink is used.
+`api` is the interface and its errors, `files` writes a part, `parquet`, `delta` and `iceberg` say which
+parts are committed. The libraries of tables are imported only once such a sink is used.
 """
 
 from holdfast.spark.sinks.api import (
@@ -26,6 +26,7 @@ from holdfast.spark.sinks.api import (
 )
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.files import PartFile
+from holdfast.spark.sinks.iceberg import IcebergSink
 from holdfast.spark.sinks.location import Location, OutputUnknown, locate
 from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
 
@@ -34,6 +35,7 @@ __all__ = [
     "Base",
     "Begun",
     "DeltaSink",
+    "IcebergSink",
     "KeptPart",
     "Location",
     "Manifest",

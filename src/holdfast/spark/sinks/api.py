@@ -47,6 +47,11 @@ from holdfast.errors import Busy, Fenced, HoldfastError, Invalid
 Spec = dict[str, str | int | bool]
 
 METHODS = ("spec", "check_vacant", "begin", "commit_many", "finish", "parts")
+KINDS = {
+    "parquet": "holdfast.spark.sinks.parquet:ParquetSink",
+    "delta": "holdfast.spark.sinks.delta:DeltaSink",
+    "iceberg": "holdfast.spark.sinks.iceberg:IcebergSink",
+}
 NOTHING = -1  # the version of an output that holds no part yet
 
 
@@ -203,16 +208,13 @@ class Sink(Protocol):
 
 
 def open_sink(spec: Mapping[str, str | int | bool]) -> Sink:
-    """The sink of a spec: `parquet`, `delta`, or `module:Class` built with the rest of the spec."""
+    """The sink of a spec: `parquet`, `delta`, `iceberg`, or `module:Class` built with the rest of it."""
     rest = dict(spec)
     kind = rest.pop("kind", "")
-    home = {
-        "parquet": "holdfast.spark.sinks.parquet:ParquetSink",
-        "delta": "holdfast.spark.sinks.delta:DeltaSink",
-    }.get(str(kind), str(kind))
+    home = KINDS.get(str(kind), str(kind))
     module, _, name = home.partition(":")
     if not (module and name):
-        raise Invalid(what="sink", kind=kind, why="use parquet, delta or module:Class")
+        raise Invalid(what="sink", kind=kind, why=f"use {', '.join(KINDS)} or module:Class")
     try:
         made = getattr(importlib.import_module(module), name)
         # Looked at before it is called: a spec comes out of a store.

@@ -7,6 +7,10 @@
   that sorting the names of a run's files gives the order of seq.
 - A table without a transaction of this run is not ours. `append=True` adds to it all the same, when
   its schema is the same and it asks nothing of a writer that writing plain files does not give.
+- `partition_by` makes a part several files, one for each partition in it (`partitions`); the columns are in
+  the files, too.
+- `merge_schema=True` adds columns that the table lacks, before the first part is written, and leaves out
+  columns of the table that the run does not have.
 - On a local disk a part is synced before the transaction and the log after it. The library itself
   syncs nothing; a power cut in between may leave a last log entry without content.
 
@@ -20,7 +24,7 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
@@ -52,6 +56,7 @@ from holdfast.spark.sinks.files import (
     Step,
     check_writable,
     drop_temporaries,
+    in_utc,
     is_scratch_only,
     make_directory,
     no_step,
@@ -65,6 +70,14 @@ from holdfast.spark.sinks.files import (
     write_groups,
 )
 from holdfast.spark.sinks.location import locate
+from holdfast.spark.sinks.object_place import PROBE, keep_options, options_of
+from holdfast.spark.sinks.partitions import (
+    check_partition_columns,
+    delta_value,
+    names_of,
+    pieces,
+    split,
+)
 
 TRIES_MAX = 5  # lost races of one commit against other writers of the table
 LOG = "_delta_log"
@@ -81,7 +94,8 @@ class DeltaSink:
     """`append=True` adds to a table that others write to as well.
 
     `mode` is for input that grew: "upsert" replaces files with changed or gone rows, in one commit at
-    the end; "append" adds the new and changed rows.
+    the end; "append" adds the new and changed rows. `storage_options` are the credentials and settings
+    of an object store, if they are not in the environment. They stay in memory.
     """
 
     def __init__(
@@ -90,6 +104,9 @@ class DeltaSink:
         *,
         append: bool = False,
         mode: str = "upsert",
+        partition_by: str | Sequence[str] = (),
+        merge_schema: bool = False,
+        storage_options: Mapping[str, str] | None = None,
         step: Step = no_step,
     ) -> None:
         if mode not in MODES:
@@ -98,30 +115,40 @@ class DeltaSink:
         if "%" in place.url:  # the library would decode it, and look for the table elsewhere
             why = "Delta tables cannot lie under a name with %"
             raise Invalid(what="path", path=place.url, why=why)
+        keep_options(place.url, storage_options)
         self._local = place.local
         self.path = place.url
         self._append = append
         self._mode = mode
+        self._partition_by = names_of(partition_by)
+        self._merge_schema = merge_schema
         # Of a run that succeeds another one: that one's files by name, its own parts, their actions.
-        self._succeeds: dict[str, PartFile] | None = None
+        self._succeeds: dict[str, list[PartFile]] | None = None
         self._staged: list[PartFile] = []
         self._actions: list[Any] = []
         self._step = step
         self._run_id = ""
+        # The run whose rows the table holds: that before this one, until "append" is complete.
+        self._owner = ""
         self._schema = pa.schema([])
         self._table: Any = None
         self._complete = False
 
     def spec(self) -> Spec:
         spec: Spec = {"kind": "delta", "path": self.path, "append": self._append}
-        return spec if self._mode == "upsert" else {**spec, "mode": self._mode}
+        if self._mode != "upsert":
+            spec["mode"] = self._mode
+        if self._partition_by:
+            spec["partition_by"] = json.dumps(self._partition_by)
+        if self._merge_schema:
+            spec["merge_schema"] = True
+        return spec
 
     def check_vacant(self) -> None:
-        delta = _library()
         with self._told():
             if self._local is not None and self._local.is_file():
                 raise OutputNotOurs(path=self.path, found="a file")
-            if not delta.DeltaTable.is_deltatable(self.path):
+            if not self._is_table():
                 self._refuse_foreign()
             elif not self._append:
                 raise OutputNotOurs(path=self.path, found="a Delta table")
@@ -129,28 +156,33 @@ class DeltaSink:
     def check(self, schema: pa.Schema) -> None:
         """Refuse a schema, a table or a place that the first commit would fail at."""
         self._schema = _delta_schema(plain(schema))
-        delta = _library()
+        check_partition_columns(self._partition_by, self._schema, path=self.path)
         with self._told():
-            if delta.DeltaTable.is_deltatable(self.path):
-                self._table = delta.DeltaTable(self.path)
+            if self._is_table():
+                self._table = self._open()
                 self._check_schema()
             if self._local is not None:
                 check_writable(self._local)
+            else:
+                remote = self._remote()
+                with remote.open_output_stream(PROBE) as stream:
+                    stream.write(b"writable")
+                remote.delete_file(PROBE)
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         if not _SAFE.fullmatch(run_id):
             raise Invalid(what="run id", run_id=run_id, why="it becomes part of file names")
         self._run_id, self._schema = run_id, _delta_schema(plain(schema))
-        delta = _library()
         with self._told():
             if self._local is not None and self._local.is_file():
                 raise OutputNotOurs(path=self.path, found="a file")
-            if delta.DeltaTable.is_deltatable(self.path):
-                self._table = delta.DeltaTable(self.path)
+            if self._is_table():
+                self._table = self._open()
             else:
                 self._refuse_foreign()
-                self._table = self._create(delta, name)
+                self._table = self._create(name)
             self._check_owner()
+            self._evolve()
             self._complete = self._is_complete()
             if self._local is not None and not self._complete:
                 make_directory(self._local / SCRATCH)
@@ -173,7 +205,7 @@ class DeltaSink:
                     return version
                 if self._complete:
                     raise PartOutOfOrder(path=self.path, lo=wanted[0].lo, why="it is complete")
-                put = [self._put(part) for part in wanted if isinstance(part, Part)]
+                put = [one for part in wanted if isinstance(part, Part) for one in self._put(part)]
                 actions = [action for _, action in put if action]
                 if self._local is not None:
                     sync_directory(self._local)
@@ -187,6 +219,7 @@ class DeltaSink:
             with self._told():
                 self._table.update_incremental()
                 self._complete = self._complete or self._is_complete()
+                self._owner = ""
                 if not self._complete and self._succeeds is not None:
                     self._complete = self._replace(self._succeeds)
                 elif not self._complete:
@@ -197,11 +230,10 @@ class DeltaSink:
 
     def parts(self, run_id: str) -> list[str]:
         """The run's own files, as long as nobody compacted the table."""
-        delta = _library()
         with self._told():
-            if not delta.DeltaTable.is_deltatable(self.path):
+            if not self._is_table():
                 raise OutputNotOurs(path=self.path, found="no Delta table")
-            table = delta.DeltaTable(self.path)
+            table = self._open()
             if table.transaction_version(run_id) is None:
                 raise OutputNotOurs(path=self.path, found="a Delta table without this run")
             own = [part.path for part in self._files(table, run_id)]
@@ -211,23 +243,22 @@ class DeltaSink:
 
     def owner(self) -> str:
         """By the newest transaction that names a run."""
-        delta = _library()
         with self._told():
-            if not delta.DeltaTable.is_deltatable(self.path):
+            if not self._is_table():
                 return ""
-            history = delta.DeltaTable(self.path).history()
+            history = self._open().history()
         return str(next((one[OWNER] for one in history if one.get(OWNER)), ""))
 
     def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
         if not _SAFE.fullmatch(run_id):
             raise Invalid(what="run id", run_id=run_id, why="it becomes part of file names")
         self._run_id, self._schema = run_id, _delta_schema(plain(schema))
-        delta = _library()
         with self._told():
-            self._table = delta.DeltaTable(self.path)
+            self._table = self._open()
             if self._table.transaction_version(base.run_id) is None:
                 raise OutputNotOurs(path=self.path, found="a Delta table without its base run")
             self._check_schema()
+            self._evolve()
             self._complete = self._is_complete()
             if self._complete:
                 return Begun(self._version(), ())
@@ -235,11 +266,17 @@ class DeltaSink:
                 make_directory(self._local / SCRATCH)
                 drop_temporaries(self._local / SCRATCH)
             if self._mode == "append":
+                self._owner = base.run_id
                 return Begun(self._version(), [KeptPart(one.lo, one.hi) for one in base.same])
             files = self._files(self._table, base.run_id)
-        self._succeeds = {file.path: file for file in files}
+        # By the first of the files that a part has.
+        parts: dict[tuple[int, int], list[PartFile]] = {}
+        for file in files:
+            parts.setdefault((file.lo, file.hi), []).append(file)
+        self._succeeds = {group[0].path: group for group in parts.values()}
         self._staged, self._actions = [], []
-        return Begun(NOTHING, kept_files(base, ((f.path, f.lo, f.hi) for f in files)))
+        found = [(group[0].path, group[0].lo, group[0].hi) for group in parts.values()]
+        return Begun(NOTHING, kept_files(base, found))
 
     def _files(self, table: Any, run_id: str) -> list[PartFile]:
         """The files of a run that are in the table, with its seqs, in their order."""
@@ -247,7 +284,7 @@ class DeltaSink:
         names = {uri.rpartition("/")[2] for uri in table.file_uris()}
         listed = self._read_list(run_id)
         if listed is None:
-            own = sorted(name for name in names if name.endswith(f"-{run_id}.parquet"))
+            own = sorted(name for name in names if f"-{run_id}." in name or f"-{run_id}-" in name)
             found = ((name, _PART.match(name)) for name in own)
             return [PartFile(n, int(at[1]), int(at[2]), 1, 0, "") for n, at in found if at]
         parts = [part for part in listed if part.path]
@@ -262,17 +299,19 @@ class DeltaSink:
         version = self._staged[-1].hi - 1 if self._staged else NOTHING
         for part in pending(parts, version, path=self.path):
             if isinstance(part, KeptPart):
-                held = self._succeeds[part.file]
-                self._staged.append(msgspec.structs.replace(held, lo=part.lo, hi=part.hi))
+                self._staged += [
+                    msgspec.structs.replace(held, lo=part.lo, hi=part.hi)
+                    for held in self._succeeds[part.file]
+                ]
                 continue
-            file, action = self._put(part)
-            self._staged.append(file)
-            self._actions += [action] if action else []
+            for file, action in self._put(part):
+                self._staged.append(file)
+                self._actions += [action] if action else []
         if self._local is not None:
             sync_directory(self._local)
         return self._staged[-1].hi - 1 if self._staged else NOTHING
 
-    def _replace(self, former: dict[str, PartFile]) -> bool:
+    def _replace(self, former: dict[str, list[PartFile]]) -> bool:
         """One transaction: new files come, those with changed or gone rows leave."""
         try:
             from deltalake.transaction import RemoveAction
@@ -282,11 +321,13 @@ class DeltaSink:
         self._write_list()
         kept = {file.path for file in self._staged}
         present = {uri.rpartition("/")[2] for uri in self._table.file_uris()}
-        leaving = sorted(set(former) - kept)
-        if gone := [name for name in former if name not in present]:
+        names = {file.path for group in former.values() for file in group}
+        leaving = sorted(names - kept)
+        if gone := [name for name in names if name not in present]:
             raise OutputNotOurs(path=self.path, found=f"{gone[0]} is gone")
         now_ms = SYSTEM.wall_ns() // 1_000_000
-        removes = [RemoveAction(name, True, now_ms, None, {}) for name in leaving]
+        values: Any = None if self._table.metadata().partition_columns else {}
+        removes = [RemoveAction(name, True, now_ms, None, values) for name in leaving]
         self._step("files")
         version = self._staged[-1].hi - 1 if self._staged else NOTHING
         ids = [(self._run_id, version), (self._completed_id, version)]
@@ -332,16 +373,25 @@ class DeltaSink:
         if found:
             raise OutputNotOurs(path=self.path, found=", ".join(found[:3]))
 
-    def _create(self, delta: Any, name: str) -> Any:
+    def _is_table(self) -> bool:
+        options = options_of(self.path)
+        return bool(_library().DeltaTable.is_deltatable(self.path, storage_options=options or None))
+
+    def _open(self) -> Any:
+        return _library().DeltaTable(self.path, storage_options=options_of(self.path) or None)
+
+    def _create(self, name: str) -> Any:
         if self._local is not None:
             make_directory(self._local)
         self._step("directory")
         # A second process of this run may create it first; whose it is, is asked afterwards.
-        table = delta.DeltaTable.create(
+        table = _library().DeltaTable.create(
             self.path,
             self._schema,
             mode="ignore",
+            partition_by=list(self._partition_by) or None,
             name=name,
+            storage_options=options_of(self.path) or None,
             commit_properties=_properties([(self._run_id, NOTHING)], self._run_id),
         )
         self._sync_log(0)
@@ -356,12 +406,42 @@ class DeltaSink:
         self._check_schema()
 
     def _check_schema(self) -> None:
-        expected = [(field.name, str(field.type)) for field in self._table.schema().fields]
+        table = self._table.schema().fields
+        expected = [(field.name, str(field.type)) for field in table]
         found = [(f.name, str(f.type)) for f in _library().Schema.from_arrow(self._schema).fields]
-        if expected != found:
+        if not self._merge_schema and expected != found:
             raise Invalid(what="schema", path=self.path, expected=expected, found=found)
+        known, ours = dict(expected), dict(found)
+        if wrong := [name for name, kind in found if known.get(name, kind) != kind]:
+            why = "the table has another type"
+            raise Invalid(what="schema", path=self.path, columns=wrong, expected=expected,
+                          found=found, why=why)  # fmt: skip
+        if wrong := [f.name for f in table if f.name not in ours and not f.nullable]:
+            raise Invalid(what="schema", path=self.path, columns=wrong, why="they may not be null")
         if demand := _demand(self._table):
             raise Invalid(what="delta table", path=self.path, why=f"it demands {demand}")
+        parted = tuple(self._table.metadata().partition_columns)
+        if self._partition_by and parted != self._partition_by:
+            why = f"the table is partitioned by {', '.join(parted) or 'nothing'}"
+            raise Invalid(what="partition_by", path=self.path, found=self._partition_by, why=why)
+        if missing := [name for name in parted if name not in ours]:
+            raise Invalid(
+                what="schema", path=self.path, columns=missing, why="partitions need them"
+            )
+
+    def _evolve(self) -> None:
+        """Add the columns that the table does not have, when it may be given them."""
+        for _ in range(TRIES_MAX):
+            known = {field.name for field in self._table.schema().fields}
+            fields = _library().Schema.from_arrow(self._schema).fields
+            new = [_library().Field(f.name, f.type, nullable=True) for f in fields if f.name not in known]  # fmt: skip
+            if not new:
+                return
+            with contextlib.suppress(_library().exceptions.CommitFailedError):
+                self._table.alter.add_columns(new)
+            self._table.update_incremental()
+            self._check_schema()
+        raise Conflict(path=self.path, tries=TRIES_MAX)
 
     def _version(self) -> int:
         found = self._table.transaction_version(self._run_id)
@@ -376,13 +456,29 @@ class DeltaSink:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, part: Part) -> tuple[PartFile, Any]:
-        """The file of this part, which is written, and the action that adds it, if it has rows."""
-        in_utc = part._replace(rows=lambda: (_in_utc(group) for group in part.groups()))
-        fitting = fitted_part(in_utc, self._schema, path=self.path)
+    def _put(self, part: Part) -> list[tuple[PartFile, Any]]:
+        """The files of this part, which are written, and the actions that add them, if they have
+        rows. A part without rows is a file without a name."""
+        zoned = part._replace(rows=lambda: (in_utc(group) for group in part.groups()))
+        fitting = fitted_part(zoned, self._schema, path=self.path)
+        columns = self._table.metadata().partition_columns
+        if not columns:
+            return [self._put_file(fitting, "", {})]
+        groups = list(fitting.groups())
+        table = pa.concat_tables(groups) if groups else self._schema.empty_table()
+        found = []
+        for suffix, piece in pieces(part, split(table, [table.column(n) for n in columns])):
+            first = piece.table.slice(0, 1)
+            values = {name: delta_value(first.column(name)[0].as_py()) for name in columns}
+            found.append(self._put_file(piece, suffix, values))
+        return found or [(PartFile("", part.lo, part.hi, 0, 0, ""), None)]
+
+    def _put_file(
+        self, part: Part, suffix: str, values: Mapping[str, str | None]
+    ) -> tuple[PartFile, Any]:
         told = _Statistics()
-        counted = part._replace(rows=lambda: (told.add(group) for group in fitting.groups()))
-        name = part_name(part.lo, part.hi, f"-{self._run_id}")
+        counted = part._replace(rows=lambda: (told.add(group) for group in part.groups()))
+        name = part_name(part.lo, part.hi, f"-{self._run_id}{suffix}")
         if self._local is not None:
             file = put_part(self._local, name, counted, self._schema, step=self._step)
         else:
@@ -391,7 +487,7 @@ class DeltaSink:
             return file, None
         from deltalake.transaction import AddAction
 
-        action = AddAction(file.path, file.bytes, {}, 0, True, json.dumps(told.found()))
+        action = AddAction(file.path, file.bytes, values, 0, True, json.dumps(told.found()))
         return file, action
 
     def _upload(self, name: str, part: Part) -> PartFile:
@@ -408,7 +504,7 @@ class DeltaSink:
         from deltalake.fs import DeltaStorageHandler
         from pyarrow.fs import PyFileSystem
 
-        return PyFileSystem(DeltaStorageHandler(self.path))
+        return PyFileSystem(DeltaStorageHandler(self.path, options_of(self.path) or None))
 
     def _commit(self, actions: list[Any], app_id: str, version: int) -> bool:
         return self._transact(actions, [(app_id, version)])
@@ -421,7 +517,7 @@ class DeltaSink:
                 actions,
                 mode="append",
                 schema=self._table.schema(),
-                commit_properties=_properties(ids, self._run_id),
+                commit_properties=_properties(ids, self._owner or self._run_id),
             )
         except _library().exceptions.CommitFailedError:
             return False
@@ -491,7 +587,7 @@ def _delta_schema(schema: pa.Schema) -> pa.Schema:
             pa.types.is_timestamp(kind) and kind.unit == "ns"
         ):
             raise Invalid(what="schema", column=field.name, why=f"Delta does not hold {kind}")
-    schema = _in_utc(schema.empty_table()).schema
+    schema = in_utc(schema.empty_table()).schema
     delta = _library()
     try:
         delta.Schema.from_arrow(schema)
@@ -500,19 +596,9 @@ def _delta_schema(schema: pa.Schema) -> pa.Schema:
     return schema
 
 
-def _in_utc(table: pa.Table) -> pa.Table:
-    for at, field in enumerate(table.schema):
-        if pa.types.is_timestamp(field.type) and field.type.tz not in (None, "UTC"):
-            kind = pa.timestamp(field.type.unit, "UTC")
-            table = table.set_column(at, field.with_type(kind), table.column(at).cast(kind))
-    return table
-
-
 def _demand(table: Any) -> str:
     """What the table wants of its writers that plain files do not give; empty if nothing."""
-    protocol, metadata = table.protocol(), table.metadata()
-    if metadata.partition_columns:
-        return f"partitions by {', '.join(metadata.partition_columns)}"
+    protocol = table.protocol()
     if protocol.min_writer_version == LISTED_WRITER_VERSION:
         if more := sorted(set(protocol.writer_features or []) - PLAIN_FEATURES):
             return f"the feature {', '.join(more)}"

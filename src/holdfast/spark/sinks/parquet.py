@@ -242,7 +242,8 @@ class ParquetSink:
         self._schema = plain(schema)
         self._suffix = f"-{run_id}"
         with place.typed(), place.lock():
-            head = self._look(base.run_id, name)
+            # A replaced output may have other columns: then no file of it stays.
+            head = self._look(base.run_id, name, columns_too=self._mode == "append")
             if head is None:
                 raise OutputTaken(path=place.url, why="its manifest is gone")
             files = place.files(head)
@@ -254,6 +255,8 @@ class ParquetSink:
         self._kept = {file.path: file for file in files if file.rows}
         if self._mode == "append":
             return Begun(NOTHING, [KeptPart(one.lo, one.hi) for one in base.same])
+        if head.arrow_schema != message_of(self._schema):
+            return Begun(NOTHING, ())
         return Begun(NOTHING, kept_files(base, ((f.path, f.lo, f.hi) for f in self._kept.values())))
 
     def _stage(self, parts: Sequence[Part | KeptPart]) -> int:
@@ -296,7 +299,7 @@ class ParquetSink:
 
     # --- whose place it is ----------------------------------------------------------------------
 
-    def _look(self, run_id: str, name: str) -> Head | None:
+    def _look(self, run_id: str, name: str, *, columns_too: bool = True) -> Head | None:
         """The head of this run, None where there is nothing yet. Changes nothing."""
         place = self._place
         place.refuse_file()
@@ -307,7 +310,7 @@ class ParquetSink:
             return None
         if (head.run_id, head.name) != (run_id, name):
             raise OutputNotOurs(path=place.url, found=f"run {head.run_id} of {head.name}")
-        if head.arrow_schema != message_of(self._schema):
+        if columns_too and head.arrow_schema != message_of(self._schema):
             raise Invalid(
                 what="schema",
                 path=place.url,
