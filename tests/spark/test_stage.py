@@ -27,7 +27,7 @@ from pyspark.sql.types import LongType, StringType, StructField, StructType
 from holdfast.errors import HoldfastError, NotFound
 from holdfast.ledger import runs
 from holdfast.ledger.states import State
-from holdfast.spark import Call, Fail, Retry, Skip, Stage
+from holdfast.spark import Call, Fail, Retry, Run, Skip, Stage
 from holdfast.spark.again import remap_of
 from holdfast.spark.code import NotPicklable
 from holdfast.spark.errors import (
@@ -38,6 +38,7 @@ from holdfast.spark.errors import (
     RunChanged,
 )
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
+from holdfast.spark.lazy import FIRST_ROWS
 from holdfast.spark.run import Drive
 from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
@@ -498,6 +499,39 @@ def test_the_lazy_form_says_on_request_how_every_row_ended(
     ]
     empty = spark.range(5).where("id > 9").transform(place.stage(work, "none", meta=True))
     assert (empty.count(), len(empty.columns)) == (0, 7)
+
+
+def test_the_lazy_form_pays_for_the_intervals_that_are_read(
+    spark: SparkSession, place: Place
+) -> None:
+    lazy = spark.range(0, 2000, 1, 2).transform(place.stage(place.counting(), "part", tasks=2))
+    assert len(lazy.limit(5).collect()) == 5
+    assert sorted(map(int, place.calls())) == list(range(FIRST_ROWS))
+    with Run.of("part", spark, place.store) as run:
+        assert f"{2000 - FIRST_ROWS:,} rows were not called" in str(run.report())
+    # Nothing is paid again, and rows beyond the first interval come with the next ones.
+    assert len(lazy.take(FIRST_ROWS + 1)) == FIRST_ROWS + 1
+    assert 3 * FIRST_ROWS <= len(place.calls()) < 2000
+    assert lazy.count() == 2000
+    assert sorted(map(int, place.calls())) == list(range(2000))
+
+
+@pytest.mark.parametrize(("options", "left"), [({}, None), ({"on_fail": "keep"}, 4)])
+def test_the_lazy_form_leaves_failed_rows_out_only_when_told_to(
+    spark: SparkSession, place: Place, options: dict[str, Any], left: int | None
+) -> None:
+    def work(row: Any) -> Any:
+        if row.id == 2:
+            raise ValueError("two")
+        return {"y": row.id}
+
+    lazy = spark.range(5).transform(place.stage(work, "silent", **options))
+    if left is not None:
+        assert lazy.count() == left
+        return
+    with pytest.raises(Exception, match=r"RowsFailed.*failed=1") as caught:
+        lazy.collect()
+    assert "ValueError: two" in str(caught.value)
 
 
 def test_the_lazy_form_gives_a_batch_function_whole_batches(

@@ -17,7 +17,7 @@ StoreError
 ├── OutputUnreadable this Spark has no file system for the output; its rows are there
 ├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
 ├── RunStopped       a bound of stop_after was reached; the run is open, run again to go on
-└── RowsFailed       on_fail="raise", and rows failed
+└── RowsFailed       rows failed: on_fail="raise", or the lazy form would leave them out
 """
 
 from __future__ import annotations
@@ -107,6 +107,4 @@ class RunStopped(StoreError):
 
 class RowsFailed(StoreError):
     code = "rows_failed"
-    hint = (
-        "see Run.of(name, spark, store).failed(); `holdfast runs retry` marks them for another try"
-    )
+    hint = 'see Run.of(name, spark, store).failed(); `holdfast runs retry` marks them for another try; the lazy form has them as rows with meta=True, and leaves them out with on_fail="keep"'

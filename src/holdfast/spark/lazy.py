@@ -21,6 +21,9 @@ if TYPE_CHECKING:
 
 # Partitions for each task that runs at once: small enough to even out, large enough to matter.
 PARTS_PER_TASK = 4
+# Rows of the first partition. Each of the next has twice as many, up to the size of the others: Spark
+# evaluates the first alone for `limit`, `take`, `head` and `show`, and more only while rows are missing.
+FIRST_ROWS = 64
 
 
 def lazily(
@@ -51,7 +54,11 @@ def lazily(
 
 
 def intervals(size: int, count: int, unit: int) -> list[tuple[int, int]]:
-    """[0, size) in about so many parts, cut at multiples of the unit."""
-    rows = max(-(-size // max(count, 1)), 1)
-    rows = -(-rows // unit) * unit
-    return [(lo, min(lo + rows, size)) for lo in range(0, size, rows)]
+    """[0, size) in about so many parts, and a few small ones at the start; cut at multiples of the unit."""
+    most = max(-(-size // max(count, 1)), 1)
+    found, lo, rows = [], 0, FIRST_ROWS
+    while lo < size:
+        hi = min(lo + -(-min(rows, most) // unit) * unit, size)
+        found.append((lo, hi))
+        lo, rows = hi, rows * 2
+    return found

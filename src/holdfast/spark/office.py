@@ -415,9 +415,8 @@ class Office:
             if ask.lo in self._served:
                 self._reused += ask.hi - ask.lo
             self._served.add(ask.lo)
-            stopped = self.desk.board.stopped
+            why = self._stopped()
         if cancelled or not ready:
-            why = stopped.why if stopped is not None else ""
             return wire.Table(ready, cancelled, stopped=why), b""
         self.desk.flush()
         assert self._outcomes is not None
@@ -428,7 +427,7 @@ class Office:
                 return wire.Table(True, large=True), b""
             failed = self._outcomes.failed(ask.lo, ask.hi)
         example = failed.column("_error")[0].as_py() if failed.num_rows else ""
-        found = wire.Table(True, False, failed.num_rows, example)
+        found = wire.Table(True, False, failed.num_rows, example, stopped=why)
         return found, stream_of(table.combine_chunks())
 
     @property

@@ -22,6 +22,7 @@ from holdfast.ledger import summary
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.runs import Progress, RunRecord, Status
+from holdfast.ledger.states import State
 from holdfast.spark import plots
 from holdfast.spark.plots import Column, Line
 
@@ -98,12 +99,22 @@ class Report:
             )
         if where := sink_text(record):
             lines.append(f"  output  {where}")
+        if unread := unread_text(record, progress):
+            lines.append(f"  unread  {unread}")
         for group in progress.errors[:3]:
             lines.append(f"  error   {group.count:,} × {_short(group.text, 100)}")
             if group.examples and group.examples[0] != group.text:
                 lines.append(f"          such as {_short(group.examples[0], 100)}")
         steps = summary.next_steps(record, progress, store=self.store, live=self.live)
         return "\n".join([*lines, *(f"  next    {step}" for step in steps)])
+
+
+def unread_text(record: RunRecord, progress: Progress) -> str:
+    """Rows that no call was made for, of a run without an output: the lazy form calls what is read."""
+    unseen = progress.counts[State.UNSEEN] if progress.counts else 0
+    if not unseen or record.sink or record.status is not Status.OPEN:
+        return ""
+    return f"{unseen:,} rows were not called; the lazy form calls the intervals that are read"
 
 
 def sink_text(record: RunRecord) -> str:

@@ -116,7 +116,7 @@ class Stage:
         ahead_rows: int = 0,
         lease_s: float = 15,
         grace_s: float = 10,
-        on_fail: Literal["keep", "raise"] = "keep",
+        on_fail: Literal["keep", "raise"] | None = None,
         stop_after: Stop | None = None,
         meta: bool = False,
         version: str = "1",
@@ -143,7 +143,9 @@ class Stage:
         self.file_rows = whole_number("file_rows", file_rows, 1)
         self.file_bytes = whole_number("file_bytes", file_bytes, 1)
         self.carry = carry_text(carry)
-        self.on_fail = on_fail
+        self.on_fail = on_fail or "keep"
+        # Of a lazy form a row that is left out would be missed by nobody: it says so unless told not to.
+        self.lazily_strict = on_fail == "raise" or (on_fail is None and not meta)
         self.meta = meta
         self.version = version
         self.dynamic = tasks == "dynamic"
@@ -349,7 +351,7 @@ class Stage:
         duty = msgspec.structs.replace(self._duty(keeper, found, prepared), turn_s=0.0)
         return lazily(spark, found, duty, prepared.function,
                       tasks=self.tasks or jobs.parallelism(spark), meta=self.meta,
-                      strict=self.on_fail == "raise")  # fmt: skip
+                      strict=self.lazily_strict)  # fmt: skip
 
     # --- inside -----------------------------------------------------------------------------
 

@@ -172,7 +172,7 @@ def check_stage(name: Any, fn: Any, on_fail: Any, version: Any, tls: Any, progre
         raise NotAStage(what="fn", why="not callable", found=type(fn).__name__)
     if not takes_row(fn):
         raise NotAStage(what="fn", why="it takes a row, and the call if it likes", found=fn)
-    if on_fail not in ("keep", "raise"):
+    if on_fail not in ("keep", "raise", None):
         raise NotAStage(what="on_fail", why='"keep" or "raise"', found=on_fail)
     if not isinstance(version, str):
         raise NotAStage(what="version", why="text", found=version)

@@ -187,7 +187,7 @@ class Ranges(msgspec.Struct, frozen=True):
     ranges: list[tuple[int, int]]
     schema: bytes
     meta: bool
-    # on_fail="raise": a row that failed fails the task that would yield it.
+    # A row that failed fails the task that would leave it out.
     strict: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -209,10 +209,11 @@ class Ranges(msgspec.Struct, frozen=True):
             answer, data = client.ask(wire.Outcomes(lo, upto, self.meta))
             if answer.cancelled:
                 raise RunCancelled(run_id=self.duty.run_id)
-            if self.strict and answer.failed:
-                raise RowsFailed(failed=answer.failed, example=answer.example)
-            if not answer.ready and answer.stopped:
+            missed = self.strict and answer.failed
+            if answer.stopped and (missed or not answer.ready):
                 raise RunStopped(run_id=self.duty.run_id, why=answer.stopped)
+            if missed:
+                raise RowsFailed(failed=answer.failed, example=answer.example)
             if not answer.ready:
                 raise ChildFailed(why="rows of this task are not finished", lo=lo, hi=hi)
             if answer.large:
