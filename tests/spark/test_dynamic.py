@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from holdfast.spark import Retry
 from holdfast.spark import stage as stage_module
 from holdfast.spark.session import session
 from tests.processes import TIMEOUT_S
@@ -19,6 +20,8 @@ from tests.spark.conftest import LOCAL
 from tests.spark.test_stage import Place, Thread, note, until_held_up
 
 CHILDREN = 4
+# Longer than a task stays without a row.
+REST_S = 5
 
 
 @pytest.mark.deep
@@ -68,6 +71,37 @@ def test_tasks_of_a_dynamic_run_give_their_slots_to_another_pool(
     spark = session("local[2]", app="tests", config={**LOCAL, "spark.scheduler.mode": "FAIR"})
     try:
         stage = place.stage(work, tasks="dynamic", attempts=200)
+        run = Thread(lambda: _in_pool(spark, "stages", lambda: stage.run(spark.range(4))))
+        until_held_up(place)
+        other = Thread(lambda: _in_pool(spark, "others", spark.range(0, 100, 1, 2).count))
+        other.join(2 * TIMEOUT_S)
+        assert not other.is_alive()
+        assert run.is_alive()
+        (tmp_path / "go").touch()
+        run.join(2 * TIMEOUT_S)
+        assert not run.is_alive()
+        assert (run.error, other.error) == (None, None)
+    finally:
+        spark.stop()
+
+
+@pytest.mark.timeout(120)
+def test_tasks_whose_rows_all_rest_give_their_slots_to_another_pool(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stage_module, "IDLE_S", 0.2)
+    place = Place(tmp_path)
+    refused = refused_until_go(place)
+
+    def work(row: Any) -> Any:
+        try:
+            return refused(row)
+        except TimeoutError:
+            return Retry("later", after_s=REST_S)
+
+    spark = session("local[2]", app="tests", config={**LOCAL, "spark.scheduler.mode": "FAIR"})
+    try:
+        stage = place.stage(work, attempts=200)
         run = Thread(lambda: _in_pool(spark, "stages", lambda: stage.run(spark.range(4))))
         until_held_up(place)
         other = Thread(lambda: _in_pool(spark, "others", spark.range(0, 100, 1, 2).count))

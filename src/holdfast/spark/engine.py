@@ -79,6 +79,8 @@ class Duty(msgspec.Struct, frozen=True):
     probe: bool = False
     # After so long nothing more is begun, and the task gives its slot back. 0: at the end of the run.
     turn_s: float = 0.0
+    # After so long without a row, when tasks that have some suffice for the rest. 0: at the end of the run.
+    idle_s: float = 0.0
     lease_s: float = 15.0
     # The child's name at the ledger; its successor has the same, and takes over what it held.
     owner: str = ""
@@ -141,6 +143,8 @@ class Engine:
         self._hung = False
         self._look_ns = 0
         self._claim_again_ns = 0
+        # Since when there was nothing to do here; 0: there is.
+        self._idle_ns = 0
         self._beat_ns = SYSTEM.mono_ns()
         self._sent: list[tuple[Held, int]] = []
 
@@ -529,9 +533,22 @@ class Engine:
             return
         self._state = answer.state
         self._claim_again_ns = now_ns + answer.wait_ms * 1_000_000
+        if answer.state == "wait" and not self._held:
+            self._idle(answer, now_ns)
+        else:
+            self._idle_ns = 0
         if answer.grant is not None:
             self._held.append(self._take(answer.grant, attached))
             self._tokens -= self._price(answer.grant.begun)
+
+    def _idle(self, answer: wire.Stepped, now_ns: int) -> None:
+        """Give the slot back when it is not needed: all rows rest, or others can call all that is left.
+        The driver starts a job again when rows are due."""
+        self._idle_ns = self._idle_ns or now_ns
+        calls = answer.holders * self.duty.concurrency * (self.duty.batch_rows or 1)
+        spare = not answer.holders or answer.open_rows <= calls
+        if self.duty.idle_s and spare and now_ns - self._idle_ns >= self.duty.idle_s * 1e9:
+            self._stop("turn")
 
     def _take(self, grant: wire.Granted, attached: memoryview) -> Held:
         table = table_of(attached)

@@ -294,7 +294,10 @@ class Office:
             wait_ms = 50
             if answer.until_ns:
                 wait_ms = max(min((answer.until_ns - self.store.now_ns()) // 1_000_000, 500), 10)
-            return wire.Stepped(moved, "wait", None, wait_ms, answer.why), b""
+            with self.desk.lock:
+                board = self.desk.board
+                left = board.size - sum(board.ended), len(board.owners())
+            return wire.Stepped(moved, "wait", None, wait_ms, answer.why, *left), b""
         assert isinstance(answer, Grant)
         assert self._input is not None
         assert self._ancestry is not None
@@ -456,7 +459,14 @@ class Office:
                 self.desk.height.to_bytes(8, "big"),
                 self._taken_bytes,
                 self._stopped(),
+                self._ready(),
             )
+
+    def _ready(self) -> bool:
+        if not self.desk.has_board or self.service.owners:
+            return True
+        board = self.desk.board
+        return board.would_answer(0, board.size, self.store.now_ns())
 
     def _stopped(self) -> str:
         stopped = self.desk.board.stopped if self.desk.has_board else None

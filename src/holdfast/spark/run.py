@@ -233,6 +233,8 @@ class Drive:
                 error = self._job.error if self._job is not None else None
                 why = jobs.reason(error) if error else "tasks end and rows are left"
                 raise RunFailed(name=self.name, why=why) from error
+            if self._gave_back():
+                self._await_rows()
         end_s = TURN_END_S if duty.turn_s else END_S
         if self._job is not None and not self._job.join(end_s):
             self._job.cancel()
@@ -250,8 +252,19 @@ class Drive:
             why = jobs.reason(error) if error else "the work ended and rows are left"
             raise RunFailed(name=self.name, why=why) from error
 
+    def _await_rows(self) -> None:
+        """Until a task would be given rows: those that rest are due, or the output has caught up."""
+        while True:
+            stand: wire.Stand = self.keeper.ask(wire.Status())
+            self._check_refused(stand)
+            progress = codec.unpack_as(runs.Progress, stand.progress)
+            self.bar.update(progress, size=sum(progress.counts))
+            if stand.ready or stand.over or stand.stopped:
+                return
+            SYSTEM.sleep(POLL_S)
+
     def _gave_back(self) -> bool:
-        """Whether tasks of the last job ended because their time was up."""
+        """Whether tasks of the last job ended because their time was up, or had nothing to do."""
         assert self._job is not None
         return any(row.state == "turn" for row in self._job.result or [])
 

@@ -39,7 +39,7 @@ from holdfast.spark.code import Estimate
 from holdfast.spark.column_types import check_input_types, check_result_types
 from holdfast.spark.engine import Duty
 from holdfast.spark.error_classes import Rule, transient
-from holdfast.spark.errors import InputChanged, NotAStage, RunCancelled, RunHalted
+from holdfast.spark.errors import InputChanged, RunCancelled, RunHalted
 from holdfast.spark.extension import Changes, Growth
 from holdfast.spark.fingerprint import same_input
 from holdfast.spark.frames import session_of
@@ -83,6 +83,8 @@ TTL_S_MAX = 30 * 24 * 3600
 PORT_MAX = 65_535
 # How long a task of a dynamic run keeps its slot.
 TURN_S = 30.0
+# How long a task keeps its slot without a row to call.
+IDLE_S = 2.0
 # What of a run's configuration says how its rows are cut, not what their outcomes mean.
 _CUT = ("batch_rows", "file_rows", "file_bytes")
 
@@ -144,7 +146,7 @@ class Stage:
         self.file_bytes = whole_number("file_bytes", file_bytes, 1)
         self.carry = carry_text(carry)
         self.on_fail = on_fail or "keep"
-        # Of a lazy form a row that is left out would be missed by nobody: it says so unless told not to.
+        # The lazy form leaves a failed row out only when it is told to.
         self.lazily_strict = on_fail == "raise" or (on_fail is None and not meta)
         self.meta = meta
         self.version = version
@@ -155,9 +157,7 @@ class Stage:
         self.bind = bind
         self.tls = tls
         self.progress = progress
-        check_stage(name, fn, on_fail, version, tls, progress)
-        if stop_after is not None and not isinstance(stop_after, Stop):
-            raise NotAStage(what="stop_after", why="a holdfast.spark.Stop", found=stop_after)
+        check_stage(name, fn, on_fail, version, tls, progress, stop_after)
         # A page is made of whole batches.
         pages = self.batch_rows * max(PAGE_ROWS // self.batch_rows, 1) if batch else PAGE_ROWS
         self.policy = Policy(
@@ -348,7 +348,7 @@ class Stage:
         if keeper.store is not home:
             home.close()
         # A task of the lazy form yields its rows: it stays until they are there.
-        duty = msgspec.structs.replace(self._duty(keeper, found, prepared), turn_s=0.0)
+        duty = msgspec.structs.replace(self._duty(keeper, found, prepared), turn_s=0.0, idle_s=0.0)
         return lazily(spark, found, duty, prepared.function,
                       tasks=self.tasks or jobs.parallelism(spark), meta=self.meta,
                       strict=self.lazily_strict)  # fmt: skip
@@ -582,6 +582,7 @@ class Stage:
                     rate=False,
                     priced=False,
                     turn_s=0.0,
+                    idle_s=0.0,
                 )
                 drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
                 found = drive.record()
@@ -679,6 +680,7 @@ class Stage:
             priced=bool(self.tokens_per_min),
             timeout_s=self.timeout_s,
             turn_s=TURN_S if self.dynamic else 0.0,
+            idle_s=IDLE_S,
             lease_s=record.policy.lease_ns / 1e9,
         )
 

@@ -19,6 +19,7 @@ from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.progress import MODES
 from holdfast.spark.rows import arrow_schema
 from holdfast.spark.sinks import Sink
+from holdfast.spark.stop import Stop
 from holdfast.spark.tls import Tls
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -164,8 +165,12 @@ def prepare(spark: SparkSession, schema: str | StructType, key: Sequence[str]) -
     return struct
 
 
-def check_stage(name: Any, fn: Any, on_fail: Any, version: Any, tls: Any, progress: Any) -> None:
+def check_stage(
+    name: Any, fn: Any, on_fail: Any, version: Any, tls: Any, progress: Any, stop_after: Any
+) -> None:
     """Refuse a stage that cannot be run, when it is made."""
+    if stop_after is not None and not isinstance(stop_after, Stop):
+        raise NotAStage(what="stop_after", why="a holdfast.spark.Stop", found=stop_after)
     if not isinstance(name, str) or not 0 < len(name.encode()) <= 150:
         raise NotAStage(what="name", why="1 to 150 bytes", found=name)
     if not callable(fn):

@@ -176,6 +176,9 @@ class Stepped(Message, frozen=True):
     grant: Granted | None
     wait_ms: int
     why: str
+    # Of a wait: rows that have not ended, and children that hold some of them.
+    open_rows: int = 0
+    holders: int = 0
 
 
 class Beaten(Message, frozen=True):
@@ -230,6 +233,8 @@ class Stand(Message, frozen=True):
     taken_bytes: int = 0
     # The stop rule that was reached, in words.
     stopped: str = ""
+    # A task that asked now would not have to wait.
+    ready: bool = True
 
 
 class Ok(Message, frozen=True):
