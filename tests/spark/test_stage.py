@@ -458,6 +458,53 @@ def test_rows_that_failed_raise_when_asked_to(spark: SparkSession, place: Place)
         assert run.failed().count() == 2
 
 
+def test_jobs_of_a_run_say_in_spark_which_run_they_are_of(
+    spark: SparkSession, place: Place
+) -> None:
+    context = spark.sparkContext
+    context.setJobGroup("cell-1", "a cell")
+    try:
+        with place.stage(double, "told").run(spark.range(3)) as run:
+            about = f"holdfast stage told, run {run.run_id}"
+        jobs = context._jsc.sc().statusStore().jobsList(None)  # type: ignore[union-attr]
+        found = [jobs.apply(at) for at in range(jobs.size())]
+        mine = {job.description().get() for job in found if job.jobGroup().get() == "cell-1"}
+        assert mine == {f"{about}: read the input", f"{about}: call rows"}
+    finally:
+        context.setLocalProperty("spark.jobGroup.id", None)  # type: ignore[arg-type]
+        context.setLocalProperty("spark.job.description", None)  # type: ignore[arg-type]
+
+
+def test_a_batch_of_a_stream_is_an_input_and_is_paid_once_when_it_is_repeated(
+    spark: SparkSession, place: Place
+) -> None:
+    """As docs/spark.md has it; the repeated batch is one that Spark would run again after a crash."""
+    source, work = place.path / "source", place.counting()
+    spark.range(0, 6, 1, 2).write.parquet(str(source))
+    seen: list[tuple[int, int]] = []
+
+    def label(batch: Any, batch_id: int) -> None:
+        for _ in range(2):
+            stage = place.stage(work, f"labels-{batch_id}")
+            stage.run(batch, output=f"{place.output}/batch={batch_id}").close()
+        seen.append((batch_id, batch.count()))
+
+    stream = spark.readStream.schema("id bigint").option("maxFilesPerTrigger", 1)
+    query = (
+        stream.parquet(str(source))
+        .writeStream.foreachBatch(label)
+        .option("checkpointLocation", str(place.path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start()
+    )
+    query.awaitTermination()
+    assert len(seen) == 2
+    assert sorted(map(int, place.calls())) == list(range(6))
+    found = spark.read.parquet(place.output)
+    assert sorted((row.id, row.y) for row in found.collect()) == [(i, 2 * i) for i in range(6)]
+    assert {row.batch for row in found.collect()} == {batch_id for batch_id, _ in seen}
+
+
 # --- the lazy form ------------------------------------------------------------------------------
 
 

@@ -48,6 +48,9 @@ class Verdict(msgspec.Struct, frozen=True):
     told: list[Any] = []
     # The rows whose calls ran out of time: this process ends, and its successor tells of them.
     timed_out: list[int] = []
+    # Of the calls that ended.
+    calls: int = 0
+    cost: float = 0.0
 
     @classmethod
     def failed(cls, error: HoldfastError, steps: int = 0) -> Verdict:
@@ -96,10 +99,11 @@ def _do(duty: Duty, function: bytes, orphaned: threading.Event, slots: CallSlots
         client.owner = duty.owner or client.owner
         engine = Engine(duty, caller, client, orphaned, slots, tokens)
         try:
-            return Verdict(engine.run(), engine.steps)
+            state = engine.run()
+            return Verdict(state, engine.steps, calls=engine.calls, cost=engine.cost)
         except HungCall as hung:
             print(f"holdfast: {hung}; leaving", file=sys.stderr, flush=True)
-            return _handed_over(client, hung, engine.steps)
+            return _handed_over(client, hung, engine)
         except HoldfastError as error:
             return Verdict.failed(error, engine.steps)
 
@@ -114,13 +118,15 @@ def _probed(duty: Duty, fn: Callable[..., Any]) -> Verdict:
     return Verdict("probed", 0)
 
 
-def _handed_over(client: Client, hung: HungCall, steps: int) -> Verdict:
+def _handed_over(client: Client, hung: HungCall, engine: Engine) -> Verdict:
     """The successor of this process takes what it holds; without a word it would be reclaimed."""
     try:
         client.ask(wire.HandOver(client.owner))
     except HoldfastError as error:
-        return Verdict.failed(error, steps)
-    return Verdict("timed_out", steps, timed_out=hung.seqs)
+        return Verdict.failed(error, engine.steps)
+    return Verdict(
+        "timed_out", engine.steps, timed_out=hung.seqs, calls=engine.calls, cost=engine.cost
+    )
 
 
 def _read(

@@ -112,7 +112,9 @@ class Engine:
         self._orphaned = orphaned or threading.Event()
         self.caller = caller
         self.client = client
-        self.steps = 0
+        # Of this duty, for Spark's own figures.
+        self.steps = self.calls = 0
+        self.cost = 0.0
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         make = Loop if caller.is_async else Threads
         self._slots = slots or CallSlots()
@@ -260,6 +262,8 @@ class Engine:
     def _count(self, calls: int, cost: float, micros: int) -> None:
         self._calls += calls
         self._cost += cost
+        self.calls += calls
+        self.cost += cost
         self._latency[min(micros.bit_length(), LATENCY_BUCKETS) - 1 if micros else 0] += calls
         self._mean_us = micros if self._mean_us > 1e8 else self._mean_us * 0.98 + micros * 0.02
 

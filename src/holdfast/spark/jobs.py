@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 DYNAMIC_TASKS = 256
 DYNAMIC_TASKS_MAX = 4096
 POOL = "spark.scheduler.pool"
+GROUP = "spark.jobGroup.id"
 # How Spark names it: classic, and over Connect.
 CANCELLATIONS = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED", "OPERATION_CANCELLED")
 
@@ -73,9 +74,12 @@ def own_python(spark: SparkSession) -> Iterator[None]:
 
 
 class Job:
-    """One action in a thread. `error` is what Spark said when it failed."""
+    """One action in a thread. `error` is what Spark said when it failed; `about` is what its web page
+    shows for it (Connect has tags alone)."""
 
-    def __init__(self, spark: SparkSession, tag: str, action: Callable[[], Any]) -> None:
+    def __init__(
+        self, spark: SparkSession, tag: str, action: Callable[[], Any], about: str = ""
+    ) -> None:
         self.spark = spark
         self.tag = tag.replace(",", ";")  # which Spark forbids in a tag
         self.error: Exception | None = None
@@ -83,7 +87,12 @@ class Job:
         self._ours = False  # whether the end was asked for here
         self._action = action
         # Of the calling thread, as Spark has it for the jobs that a thread starts itself.
-        self._pool = None if is_connect(spark) else spark.sparkContext.getLocalProperty(POOL)
+        self._about = about or tag
+        self._pool = self._group = None
+        if not is_connect(spark):
+            self._pool = spark.sparkContext.getLocalProperty(POOL)
+            # A notebook cancels the jobs of a cell by the group of the cell.
+            self._group = spark.sparkContext.getLocalProperty(GROUP)
         self._thread = threading.Thread(target=self._run, name=tag, daemon=True)
         self._thread.start()
 
@@ -120,7 +129,7 @@ class Job:
             self.spark.addTag(self.tag)
         else:
             self.spark.sparkContext.addJobTag(self.tag)
-            self.spark.sparkContext.setJobDescription(self.tag)
+            self.spark.sparkContext.setJobGroup(self._group or self.tag, self._about)
             if self._pool:
                 self.spark.sparkContext.setLocalProperty(POOL, self._pool)
 

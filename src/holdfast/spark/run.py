@@ -41,7 +41,7 @@ from holdfast.spark.errors import (
     RunStopped,
 )
 from holdfast.spark.export import export
-from holdfast.spark.fingerprint import plan_of, quoted
+from holdfast.spark.fingerprint import plan_of, quoted, struct
 from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
@@ -55,9 +55,10 @@ from holdfast.store.api import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
 
 POLL_S = 0.03
+# What a task of a run tells at its end.
+PULLED = "part bigint, state string, calls bigint, cost double, reused bigint"
 # How often a job is started again although the ledger stands where it stood.
 BARREN_JOBS_MAX = 3
 # Tasks that have nothing left to do are given this long to say so.
@@ -84,7 +85,9 @@ class Drive:
         self.store = store
         self.spark = spark
         self.keeper = keeper
-        self.tag = f"holdfast:{name}:{SYSTEM.entropy(4).hex()}"
+        run_id = codec.unpack_as(runs.RunRecord, keeper.charge.record).run_id
+        self.tag = f"holdfast:{name}:{run_id}:{SYSTEM.entropy(4).hex()}"
+        self._about = f"holdfast stage {name}, run {run_id}"
         self.bar = Bar(name, 0, mode, ui_url=jobs.ui_link(spark))
         self._job: jobs.Job | None = None
 
@@ -119,6 +122,7 @@ class Drive:
                 self.spark,
                 f"{self.tag}:probe",
                 lambda: probe.collect(self.spark, duty, prepared.function, marker, tasks),
+                f"{self._about}: look at the executors",
             )
             while not job.join(POLL_S):
                 self.keeper.ask(wire.Status())
@@ -172,6 +176,7 @@ class Drive:
             self.spark,
             f"{self.tag}:ingest",
             lambda: self._ingest(df, key, options),
+            f"{self._about}: {'sort' if options['sort'] else 'read'} the input",
         )
         while not job.join(POLL_S):
             # Asking brings a service back that died: tasks wait for it.
@@ -213,11 +218,12 @@ class Drive:
     def pull(self, duty: Duty, function: bytes, tasks: int) -> None:
         """Keep a job at it until the run is over."""
         self._check_refused(self.keeper.ask(wire.Status()))  # the output, before the first call
-        body = Pull(duty, function)
         position, barren = b"", 0
         while True:
             stand: wire.Stand = self.keeper.ask(wire.Status())
-            left = not self._committing(codec.unpack_as(runs.Progress, stand.progress))
+            progress = codec.unpack_as(runs.Progress, stand.progress)
+            body = Pull(duty, function, progress.reused)
+            left = not self._committing(progress)
             stand = self._watch(self._start(body, tasks) if left else None)
             if stand.over:
                 break
@@ -243,7 +249,7 @@ class Drive:
 
     def work(self, action: Callable[[], Any]) -> None:
         """Do the run's work in a thread of the driver, without a Spark job, until the run is over."""
-        self._job = jobs.Job(self.spark, self.tag, action)
+        self._job = jobs.Job(self.spark, self.tag, action, f"{self._about}: map kept values")
         stand = self._watch(self._job)
         if stand.stopped and not stand.over:
             raise self._stopped(stand)
@@ -281,19 +287,18 @@ class Drive:
         )
 
     def _start(self, body: Pull, tasks: int) -> jobs.Job:
-        from pyspark.sql.types import LongType, StringType, StructField, StructType
-
-        result = StructType([StructField("part", LongType()), StructField("state", StringType())])
-        self._job = jobs.Job(
-            self.spark,
-            self.tag,
-            lambda: self._collect(body, result, tasks),
-        )
+        about = f"{self._about}: call rows"
+        self._job = jobs.Job(self.spark, self.tag, lambda: self._collect(body, tasks), about)
         return self._job
 
-    def _collect(self, body: Pull, result: StructType, tasks: int) -> Any:
+    def _collect(self, body: Pull, tasks: int) -> Any:
+        from pyspark.sql import functions as F
+
+        # Of the tasks that ended, so that Spark's web page and listeners have them.
+        figures = [F.sum(name).alias(name) for name in ("calls", "cost", "reused")]
         with jobs.own_python(self.spark):
-            return self.spark.range(0, tasks, 1, tasks).mapInArrow(body, result).collect()
+            pulled = self.spark.range(0, tasks, 1, tasks).mapInArrow(body, struct(PULLED))
+            return pulled.observe(f"holdfast {self.name}", *figures).collect()
 
     def _watch(self, job: jobs.Job | None) -> wire.Stand:
         """Until the run is over, or the job is: then it is looked at once more. No job: rows have

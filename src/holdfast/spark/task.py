@@ -123,8 +123,22 @@ def new_owner() -> str:
     return f"child/{socket.gethostname()[:60]}/{os.getpid()}/{SYSTEM.entropy(6).hex()}"
 
 
-def run_duty(duty: Duty, function: bytes) -> str:
-    """Keep a child at it until the rows of the duty are done; over or stop."""
+class Tally:
+    """What the children of a task say of their calls. A child that dies says nothing."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.cost = 0.0
+
+    def add(self, verdict: Verdict | None) -> None:
+        if verdict is not None:
+            self.calls += verdict.calls
+            self.cost += verdict.cost
+
+
+def run_duty(duty: Duty, function: bytes, tally: Tally | None = None) -> str:
+    """Keep a child at it until the rows of the duty are done; over, stop or turn."""
+    tally = tally or Tally()
     deaths = barren = 0
     before = b""
     duty = msgspec.structs.replace(duty, paths=[path for path in sys.path if path])
@@ -136,6 +150,7 @@ def run_duty(duty: Duty, function: bytes) -> str:
         verdict = child.do(
             msgspec.structs.replace(duty, deaths=deaths, timed_out=timed_out), function
         )
+        tally.add(verdict)
         if verdict is not None and verdict.state not in ("failed", "timed_out"):
             give_back(child)
             return verdict.state
@@ -171,12 +186,23 @@ class Pull(msgspec.Struct, frozen=True):
 
     duty: Duty
     function: bytes
+    # Rows of the run that need no call, when the job begins: the first task counts them.
+    reused: int = 0
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [part for batch in batches for part in batch.column(0).to_pylist()]
         for part in parts:
-            state = run_duty(self.duty, self.function)
-            yield pa.RecordBatch.from_pydict({"part": [part], "state": [state]})
+            tally = Tally()
+            state = run_duty(self.duty, self.function, tally)
+            yield pa.RecordBatch.from_pydict(
+                {
+                    "part": [part],
+                    "state": [state],
+                    "calls": [tally.calls],
+                    "cost": [tally.cost],
+                    "reused": [0 if part else self.reused],
+                }
+            )
 
 
 class Ranges(msgspec.Struct, frozen=True):
