@@ -244,7 +244,7 @@ def a_schema_of(bench: Bench, kind: str) -> str:
 
 
 def names_with_marks(bench: Bench) -> str:
-    """Names that Spark takes for paths and patterns unless they are quoted: key, input, match, result."""
+    """Names that Spark takes for paths and patterns unless they are quoted, in each place of a name."""
     df = bench.spark.range(0, 40, 1, 2).selectExpr(
         "id % 2 AS `a.b`", "id AS `c``d`", "named_struct('x.y', map(id, id)) AS `p.q`", "id AS `*`"
     )
@@ -252,6 +252,7 @@ def names_with_marks(bench: Bench) -> str:
         lambda row: {"r.s": row["c`d"] + row["p.q"]["x.y"][row["*"]]},
         key=["a.b", "c`d"],
         schema="`r.s` bigint",
+        carry=["*"],
     )
     out = str(bench.path / "out")
     with stage.run(df, output=out, changed="extend", match=["p.q"]) as run:
@@ -261,7 +262,7 @@ def names_with_marks(bench: Bench) -> str:
         assert run.reused().count() == 30
         assert run.gone().count() == 10
         again = [tuple(row) for row in run.output().collect()]
-    expected = sorted((i % 2, i, 2 * i) for i in range(40))
+    expected = sorted((i % 2, i, i, 2 * i) for i in range(40))
     assert first == expected, first
     assert again == [one for one in expected if one[1] < 30], again
     name = "a.b"
@@ -299,7 +300,7 @@ INPUTS = [
     Case("`schema=` with a calendar interval", REFUSED_SCHEMA,
          lambda bench: a_schema_of(bench, "interval")),
     Case("a streaming DataFrame", "refused before the first call: `InputStreaming`", a_streaming_input),
-    Case("names with a dot, a backtick or `*` (input, key, match, result)",
+    Case("names with a dot, a backtick or `*` (input, key, match, carry, result)",
          "success: column `a.b`", names_with_marks),
     Case("a pandas DataFrame",
          "refused before the first call: `NotADataFrame`, use `spark.createDataFrame(df)`",
