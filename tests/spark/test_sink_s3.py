@@ -30,7 +30,7 @@ from holdfast.spark.sinks import (
     open_sink,
     read_parts,
 )
-from holdfast.spark.sinks.object_place import keep_options
+from holdfast.spark.sinks.object_store import keep_options
 from tests.spark.test_sinks import CUT, SCHEMA, part
 
 SECRET = "wJalrXUtnFEMI-bPxRfiCYEXAMPLEKEY"

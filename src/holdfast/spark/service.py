@@ -53,7 +53,7 @@ from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
-from holdfast.spark.sinks.object_place import keep_options
+from holdfast.spark.sinks.object_store import keep_options
 from holdfast.spark.strangers import HELLO_S, Strangers
 from holdfast.store import open as open_store
 from holdfast.store.api import Store

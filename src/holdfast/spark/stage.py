@@ -54,7 +54,7 @@ from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.run import Drive, Prepared, Run, sink_at
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink
-from holdfast.spark.sinks.object_place import given_options
+from holdfast.spark.sinks.object_store import given_options
 from holdfast.spark.stage_options import (
     check_config,
     check_output,

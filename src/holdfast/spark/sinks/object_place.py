@@ -4,62 +4,36 @@
   (a conditional put): of two writers that both read it one is refused, and finds that it is fenced.
 - A part is put under a name made of its seqs, before the manifest counts it. Its bytes depend on its
   rows alone, so a former writer that puts it late puts the same.
-- Credentials come from the environment of the process that writes, or from `storage_options`. These
-  are kept in memory: they are in no manifest, no store, no message.
+- Credentials are in no manifest (`object_store`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 
-from holdfast.errors import Invalid
 from holdfast.spark.sinks.api import OutputError, OutputNotOurs, OutputReadOnly, OutputTaken, Part
-from holdfast.spark.sinks.files import SCRATCH, PartFile, Step, no_step, readable, write_groups
+from holdfast.spark.sinks.files import SCRATCH, PartFile, Step, no_step, write_groups
 from holdfast.spark.sinks.location import Location
 from holdfast.spark.sinks.manifest import HEAD, LOG, SUCCESS, Head, counting, decoded, encoded
+from holdfast.spark.sinks.object_store import library, open_bucket, told
 
 NAMES_SHOWN = 3
 BUFFER_BYTES = 10 * 1024 * 1024
 PROBE = "_holdfast/writable"
 
-# By URL, as sinks of this process were given them.
-_options: dict[str, dict[str, str]] = {}
-
-
-def keep_options(url: str, options: Mapping[str, str] | None) -> None:
-    """Remember, in this process, the credentials and settings for the output at `url`."""
-    if options is None:
-        return
-    if not all(isinstance(one, str) for pair in options.items() for one in pair):
-        raise Invalid(what="storage_options", why="names and values are text")
-    _options[url] = dict(options)
-
-
-def options_of(url: str) -> dict[str, str]:
-    """Those of the URL, or of the nearest one above it."""
-    while url not in _options and "/" in url.partition("://")[2]:
-        url = url.rpartition("/")[0]
-    return dict(_options.get(url, {}))
-
-
-def given_options() -> dict[str, dict[str, str]]:
-    """All of them, for a process that writes on behalf of this one."""
-    return {url: dict(options) for url, options in _options.items()}
-
 
 class ObjectPlace:
     def __init__(self, place: Location, *, step: Step = no_step) -> None:
         self.url = place.url
+        self._place = place
         self._prefix = place.prefix
-        self._scheme = place.scheme
-        self._bucket = place.bucket
         self._step = step
         self._opened: Any = None
         self._tag: str | None = None  # of the head that was read last
@@ -68,22 +42,7 @@ class ObjectPlace:
 
     def _store(self) -> Any:
         if self._opened is None:
-            library()
-            from obstore.store import from_url
-
-            options: Any = {name.lower(): value for name, value in options_of(self.url).items()}
-            client: Any = {
-                name: options.pop(found)
-                for name in ("allow_http", "timeout")
-                for found in (name, f"aws_{name}")
-                if found in options
-            }
-            scheme = "s3" if self._scheme == "s3a" else self._scheme
-            self._opened = from_url(
-                f"{scheme}://{self._bucket}",
-                config=options or None,
-                client_options=client or None,
-            )
+            self._opened = open_bucket(self._place)
         return self._opened
 
     def _name(self, name: str) -> str:
@@ -96,13 +55,13 @@ class ObjectPlace:
         try:
             yield
         except (wrong.PermissionDeniedError, wrong.UnauthenticatedError) as error:
-            raise OutputReadOnly(path=self.url, why=_told(error)) from None
+            raise OutputReadOnly(path=self.url, why=told(error)) from None
         except (wrong.AlreadyExistsError, wrong.PreconditionError):
             raise OutputTaken(path=self.url, why="the manifest was replaced meanwhile") from None
         except wrong.NotFoundError as error:
-            raise OutputNotOurs(path=self.url, found=f"no such bucket: {_told(error)}") from None
+            raise OutputNotOurs(path=self.url, found=f"no such bucket: {told(error)}") from None
         except (wrong.BaseError, ValueError, OSError) as error:
-            raise OutputError(path=self.url, why=_told(error)) from None
+            raise OutputError(path=self.url, why=told(error)) from None
 
     def check_writable(self) -> None:
         """Put an object and remove it: a store has no other way to say so."""
@@ -154,8 +113,8 @@ class ObjectPlace:
         mode: Any = "create" if self._tag is None else {"e_tag": self._tag}
         name = self._name(f"{SCRATCH}/{HEAD}")
         self._step("head-before")
-        told = library().put(self._store(), name, encoded(head), mode=mode)
-        self._tag = told["e_tag"]
+        put = library().put(self._store(), name, encoded(head), mode=mode)
+        self._tag = put["e_tag"]
         self._step("head-put")
 
     def append(self, head: Head, files: Sequence[PartFile]) -> None:
@@ -185,10 +144,10 @@ class ObjectPlace:
 
     def is_whole(self, part: PartFile) -> bool:
         try:
-            told = library().head(self._store(), self._name(part.path))
+            found = library().head(self._store(), self._name(part.path))
         except (library().exceptions.NotFoundError, FileNotFoundError):
             return False
-        return bool(told["size"] == part.bytes)
+        return bool(found["size"] == part.bytes)
 
     def names(self) -> list[str]:
         children = library().list_with_delimiter(self._store(), self._prefix)
@@ -243,18 +202,3 @@ class _HashedUpload:
 
     def seekable(self) -> bool:
         return False
-
-
-def library() -> Any:
-    try:
-        import obstore
-        import obstore.exceptions
-    except ImportError as error:
-        why = "install it: pip install 'holdfast[spark]'"
-        raise Invalid(what="output", missing="obstore", why=why) from error
-    return obstore
-
-
-def _told(error: BaseException) -> str:
-    """The first sentence of it: what follows is the debugging form of a request."""
-    return readable(str(error).split("\n")[0])[:300]

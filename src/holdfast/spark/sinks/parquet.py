@@ -58,7 +58,8 @@ from holdfast.spark.sinks.manifest import (
     message_of,
     schema_of,
 )
-from holdfast.spark.sinks.object_place import ObjectPlace, keep_options
+from holdfast.spark.sinks.object_place import ObjectPlace
+from holdfast.spark.sinks.object_store import keep_options
 
 __all__ = ["Head", "Manifest", "ParquetSink", "read_parts"]
 
