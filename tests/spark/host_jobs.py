@@ -3,16 +3,22 @@
 import os
 import socket
 import sys
+import time
 import types
+import urllib.request
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import obstore
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from holdfast.spark import Stage, Tls
+from holdfast.spark.sinks import ParquetSink, locate, read_parts
+from holdfast.spark.sinks.object_store import keep_options, open_bucket
 from tests.process.watch import until
 
 MEET_S = 120.0
@@ -110,3 +116,80 @@ def status_of(spark: SparkSession, name: str) -> list[Any]:
 
 def exists(spark: SparkSession, path: str) -> bool:
     return Path(path).exists()
+
+
+# --- with a spool -------------------------------------------------------------------------------
+
+
+def noting(row: Any) -> dict[str, Any]:
+    """A call, which its host keeps a note of."""
+    fd = os.open("/var/work/calls", os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(fd, f"{row.id}\n".encode())
+    os.close(fd)
+    time.sleep(0.02)
+    return {"y": f"result of {row.id}"}
+
+
+def make_bucket(spark: SparkSession, endpoint: str, bucket: str) -> None:
+    asked = urllib.request.Request(f"{endpoint}/{bucket}", method="PUT")
+    urllib.request.urlopen(asked).close()
+
+
+def run_spooled(
+    spark: SparkSession,
+    name: str,
+    store: str,
+    spool: str,
+    rows: int,
+    storage_options: dict[str, str],
+    **options: Any,
+) -> dict[str, Any]:
+    """A run whose input and results are in the spool, and its output as executors read it from there."""
+    stage = Stage(
+        name, noting, key="id", schema="y string", store=store, spool=spool,
+        storage_options=storage_options, progress="quiet", **options,
+    )  # fmt: skip
+    with stage.run(spark.range(rows)) as run:
+        found = [(row.id, row.y) for row in run.output().collect()]
+        frame = run.output()
+        tasks = frame.mapInArrow(count_here, "host string, rows long").collect()
+        counts = run.counts()
+        run.write(ParquetSink(f"{spool}-output", storage_options=storage_options))
+    files = read_parts(f"{spool}-output").files
+    return {
+        "rows": found,
+        "hosts": sorted({row.host for row in tasks}),
+        "read": sum(row.rows for row in tasks),
+        "counts": counts,
+        "files": files,
+    }
+
+
+def count_here(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    rows = sum(batch.num_rows for batch in batches)
+    yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "rows": [rows]})
+
+
+def rows_by_host(
+    spark: SparkSession, url: str, tasks: int, storage_options: dict[str, str]
+) -> list[list[Any]]:
+    """What executors read of a Parquet output in an object store: (host, ids), one for each task."""
+
+    def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            pass
+        found = read_parts(url, storage_options=storage_options)
+        place = locate(url)
+        keep_options(url, storage_options)
+        bucket = open_bucket(place)
+        ids: list[int] = []
+        for file in found.files:
+            name = file.removeprefix(f"{place.scheme}://{place.bucket}/")
+            data = bytes(obstore.get(bucket, name).bytes())
+            ids += pq.read_table(pa.BufferReader(data))["id"].to_pylist()
+        yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "ids": [ids]})
+
+    rows = (
+        spark.range(0, tasks, 1, tasks).mapInArrow(read, "host string, ids array<long>").collect()
+    )
+    return [[row.host, row.ids] for row in rows]

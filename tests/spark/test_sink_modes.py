@@ -29,7 +29,7 @@ from holdfast.spark.sinks import (
     Same,
 )
 from holdfast.spark.sinks.api import kept_files
-from holdfast.spark.sinks.object_place import options_of
+from holdfast.spark.sinks.object_store import options_of
 
 
 def same_of(old: list[tuple[int, int]], new: list[tuple[int, int]]) -> list[Same]:

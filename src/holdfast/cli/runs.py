@@ -14,7 +14,7 @@ from holdfast.cli.output import emit, fields, printable, table, time_text
 from holdfast.cli.target import add_options, existing, url_of
 from holdfast.clock import S
 from holdfast.durable import lease
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import HoldfastError, Invalid, NotFound
 from holdfast.ledger import failures, prune, runs, summary
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.failures import FailedRow
@@ -169,8 +169,9 @@ def _failed(store: Store, args: argparse.Namespace) -> None:
     record, progress = seen.record, seen.progress
     kind = None if args.kind is None else CLASSES[args.kind]
     found = failures.failed(
-        store, record, progress, limit=args.limit + 1, after=args.after, error_class=kind
-    )
+        store, record, progress, limit=args.limit + 1, after=args.after, error_class=kind,
+        read_block=_block_reader(store, record),
+    )  # fmt: skip
     more, found = len(found) > args.limit, found[: args.limit]
     header = ("seq", ", ".join(record.key) or "key", "attempts", "class", "error")
     rows = [
@@ -189,6 +190,26 @@ def _failed(store: Store, args: argparse.Namespace) -> None:
         "more": more,
     }
     emit(args, document, text)
+
+
+def _block_reader(store: Store, record: RunRecord) -> failures.ReadBlock | None:
+    """For a run with a spool: reads keys there. Where it cannot be reached keys are not shown."""
+    if not record.spool:
+        return None
+    try:
+        from holdfast.spark.journal import Input
+
+        source = Input(store, record)
+    except ImportError:
+        return None
+
+    def read(n: int) -> Any:
+        try:
+            return source.keys_of_block(n)
+        except HoldfastError:
+            return None
+
+    return read
 
 
 # -- wishes --------------------------------------------------------------------------------------
@@ -243,10 +264,14 @@ def _prune(store: Store, args: argparse.Namespace) -> None:
     verdicts = prune.judge(records, keep=args.keep, before_ns=before_ns, live=live)
     going = [verdict.record for verdict in verdicts if verdict.goes]
     outcomes: dict[str, str] = {}
+    objects = _spool_objects(records)
     for name in names:
         mine = [record.run_id for record in going if record.name == name]
         if mine and not args.dry_run:
-            outcomes |= _deleted(store, name, mine)
+            outcomes |= _deleted(store, name, mine, objects)
+    if objects is not None and not args.dry_run:
+        gone = {record.run_id for record in going} - outcomes.keys()
+        objects.sweep(store, [one for one in records if one.run_id not in gone])
     rows = [
         {
             "name": record.name,
@@ -267,17 +292,32 @@ def _prune(store: Store, args: argparse.Namespace) -> None:
     emit(args, {"runs": rows, "deleted": 0 if args.dry_run else count}, f"{text}\n{count} {did}")
 
 
-def _deleted(store: Store, name: str, run_ids: list[str]) -> dict[str, str]:
+def _deleted(
+    store: Store, name: str, run_ids: list[str], objects: prune.Objects | None
+) -> dict[str, str]:
     """Delete runs of a name; why those stayed that could not be deleted."""
     stayed: dict[str, str] = {}
     for run_id in run_ids:
         try:
-            prune.delete(store, name, [run_id])
+            prune.delete(store, name, [run_id], objects)
+        except prune.SpoolKept as kept:
+            stayed[run_id] = printable(str(kept))
         except runs.RunPinned as pinned:
             stayed[run_id] = f"rows of run {pinned.by} rest on it"
         except runs.RunAtWork:
             stayed[run_id] = "a driver is at work on it"
     return stayed
+
+
+def _spool_objects(records: list[RunRecord]) -> prune.Objects | None:
+    """What deletes objects of spools; None if no run has one, or if there is no library for it."""
+    if not any(record.spool for record in records):
+        return None
+    try:
+        from holdfast.spark.spool_upkeep import Deletion
+    except ImportError:
+        return None
+    return Deletion()
 
 
 # -- inside --------------------------------------------------------------------------------------

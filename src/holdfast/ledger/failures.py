@@ -8,7 +8,7 @@ from the input block that holds the row; reading that needs pyarrow, and without
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -20,6 +20,9 @@ CHUNKS_MAX = 64
 KEY_CHARS_MAX = 200
 
 _FAILED = 5
+
+# A table with the key columns of a block, by its number; or None.
+ReadBlock = Callable[[int], Any]
 
 
 class FailedRow(NamedTuple):
@@ -38,9 +41,11 @@ def failed(
     limit: int,
     after: int = -1,
     error_class: int | None = None,
+    read_block: ReadBlock | None = None,
 ) -> list[FailedRow]:
-    """At most `limit` rows with a seq above `after`, of this class only if one is given."""
-    keys = _Keys(store, record)
+    """At most `limit` rows with a seq above `after`, of this class only if one is given. `read_block` gives the
+    key columns of a block that is not in the store."""
+    keys = _Keys(store, record, read_block)
     found: list[FailedRow] = []
     # While a run goes on its progress lags behind its outcomes.
     known = record.status not in runs.GOING and progress.ended
@@ -73,9 +78,10 @@ def _others(store: Store, record: RunRecord, expected: int | None) -> Iterator[O
 class _Keys:
     """The key of a seq, as text. The block that was read last is kept: failures come in order."""
 
-    def __init__(self, store: Store, record: RunRecord) -> None:
+    def __init__(self, store: Store, record: RunRecord, read_block: ReadBlock | None) -> None:
         self._store = store
         self._record = record
+        self._read_block = read_block
         self._ends = list(accumulate(rows for _, rows in record.blocks))
         self._at = -1
         self._columns: list[Any] = []
@@ -91,13 +97,21 @@ class _Keys:
         return text if len(text) <= KEY_CHARS_MAX else text[: KEY_CHARS_MAX - 1] + "…"
 
     def _read(self, n: int) -> list[Any]:
-        data = self._store.read(runs.block, self._record.run_id, n)
+        if self._read_block is not None:
+            table = self._read_block(n)
+        else:
+            table = None if self._record.spool else self._stored(n)
+        if table is None:
+            return []
+        return [table.column(name) for name in self._record.key if name in table.column_names]
+
+    def _stored(self, n: int) -> Any:
+        data = self._store.read(runs.block, self._record.blocks_run, n)
         try:
             import pyarrow as pa
         except ImportError:
-            return []
+            return None
         if data is None:
-            return []
+            return None
         with pa.ipc.open_stream(data) as reader:
-            table = reader.read_all()
-        return [table.column(name) for name in self._record.key if name in table.column_names]
+            return reader.read_all()

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.clock import SYSTEM, S
 from holdfast.durable import lease
-from holdfast.errors import Fenced, Held
+from holdfast.errors import Fenced, Held, Invalid
 from holdfast.ledger import runs
 from holdfast.ledger.runs import RunRecord
 from holdfast.store.api import Store, Txn
@@ -96,14 +96,34 @@ def live_names(txn: Txn, names: Sequence[str]) -> frozenset[str]:
     return frozenset(found)
 
 
-def delete(store: Store, name: str, run_ids: Sequence[str]) -> int:
+class Objects(Protocol):
+    """What runs keep outside of the store: in their spools."""
+
+    def reach(self, record: RunRecord) -> None:
+        """`SpoolKept` if objects of this run cannot be deleted from here; nothing is touched yet."""
+
+    def delete(self, record: RunRecord) -> None:
+        """Delete all of them; `SpoolKept` if that is refused."""
+
+    def sweep(self, store: Store, records: Sequence[RunRecord]) -> None:
+        """Delete what none of these runs, and no run that was deleted, needs."""
+
+
+class SpoolKept(Invalid):
+    code = "spool_kept"
+    hint = "install holdfast[spark] and give credentials in the environment; the run is kept"
+
+
+def delete(store: Store, name: str, run_ids: Sequence[str], objects: Objects | None = None) -> int:
     """Remove these runs of a name, all of their rows; how many rows. The deletion holds the lease of the
-    name, so no driver begins meanwhile. `RunPinned`: a run that stays rests on one of them."""
+    name, so no driver begins meanwhile. `RunPinned`: a run that stays rests on one of them. The objects of a
+    run with a spool go first, by `objects`."""
     held = _acquired(store, name)
     renewed_ns = SYSTEM.mono_ns()
     removed = 0
     try:
         for run_id in run_ids:
+            _delete_objects(store, held, name, run_id, objects)
             while step := store.transact(_step, held, name, run_id):
                 removed += step
                 if SYSTEM.mono_ns() - renewed_ns > LEASE_NS // 3:
@@ -113,6 +133,26 @@ def delete(store: Store, name: str, run_ids: Sequence[str]) -> int:
         with contextlib.suppress(Fenced):
             store.transact(lease.release, held)
     return removed
+
+
+def _delete_objects(
+    store: Store, held: lease.Lease, name: str, run_id: str, objects: Objects | None
+) -> None:
+    """A run is marked before its objects go: nothing goes on with half of them."""
+    record = store.read(runs.get, run_id)
+    if record is None or record.name != name or not record.spool:
+        return
+    if objects is None:
+        raise SpoolKept(run=run_id, spool=record.spool)
+    if not record.deleting:
+        objects.reach(record)
+    if store.transact(_marked, held, run_id) is not None:
+        objects.delete(record)
+
+
+def _marked(txn: Txn, held: lease.Lease, run_id: str) -> RunRecord | None:
+    txn.require_live(held)
+    return runs.mark_deleting(txn, run_id, resumable=True)
 
 
 def _acquired(store: Store, name: str) -> lease.Lease:

@@ -10,6 +10,8 @@ who may write any of it holds the lease on `run/<name>`, so a name has one run a
 - A chunk above `PART_BYTES` is stored in parts: one result may be larger than a value of the store.
 - `delete` goes in bounded steps, the record last: a run that is half deleted can still be named.
 - A run that others rest on is pinned: it is not deleted while one of them is there.
+- The blocks and results of a run with a spool are objects there (`spark/spool`). The rows here name them by
+  `Stored`, and take no more room for large results than for small ones.
 
 Nothing here needs NumPy or Arrow: blocks and batches are bytes.
 """
@@ -128,6 +130,8 @@ class RunRecord(Record, frozen=True):
     deleting: bool = False
     # The stop rule that was reached, in words; the run is open and nothing is handed out.
     stopped: str = ""
+    # The URL of the place that holds its blocks and results, without credentials. Empty: they are here.
+    spool: str = ""
 
     @property
     def blocks_run(self) -> str:
@@ -184,6 +188,35 @@ class Other(Record, frozen=True):
     raw: str = ""
 
 
+class Stored(Record, frozen=True):
+    """An object of a run's spool: its name there, below the run's own prefix, and how it is known again."""
+
+    name: str
+    size: int
+    sha256: bytes
+    # Of the version that was written: another one is read and hashed before it is believed.
+    tag: bytes
+    # Outcomes: texts of results that did not fit the schema are in it.
+    raws: bool = False
+
+
+class StoredBlock(Record, frozen=True):
+    """A block of the input in the spool: the key columns and hashes come first, then the other columns."""
+
+    rows: int
+    at: Stored
+    keys_size: int
+    keys_sha256: bytes
+
+
+class Leftover(Record, frozen=True):
+    """A run that was deleted, whose spool may get objects of late writers."""
+
+    run_id: str
+    spool: str
+    deleted_ns: int
+
+
 class Chunk(Record, frozen=True):
     """Outcomes that were reported together, all of one page.
 
@@ -203,6 +236,9 @@ class Chunk(Record, frozen=True):
     spent_us_log2: list[int]
     # Above 0: the row holds nothing else, and the chunk lies in so many parts (`part_key`).
     parts: int = 0
+    # The object with the seqs and the batch, which are empty here; its results are of [lo, hi).
+    at: Stored | None = None
+    hi: int = 0
 
 
 # -- names and records ---------------------------------------------------------------------------
@@ -242,7 +278,11 @@ def point(txn: Txn, name: str, run_id: str) -> None:
 
 def put(txn: Txn, record: RunRecord) -> None:
     """Write the record as it is; its status is `move`'s to change."""
-    txn.put(_key("r", record.run_id), codec.pack(record))
+    txn.put(*record_row(record))
+
+
+def record_row(record: RunRecord) -> Row:
+    return _key("r", record.run_id), codec.pack(record)
 
 
 def get(txn: Txn, run_id: str) -> RunRecord | None:
@@ -365,6 +405,24 @@ def next_block(txn: Txn, run_id: str) -> int:
     return tuples.unpack_last_int(found[0][0], len(prefix)) + 1 if found else 0
 
 
+def stored_block(txn: Txn, run_id: str, n: int) -> StoredBlock | None:
+    """Where a block of a run with a spool lies."""
+    row = txn.get(block_key(run_id, n))
+    return None if row is None else codec.unpack_as(StoredBlock, row)
+
+
+def stored_blocks(
+    txn: Txn, run_id: str, after: int = -1, limit: int = SCAN_PAGE
+) -> list[tuple[int, StoredBlock]]:
+    """(number, place) of the blocks of a run with a spool, by number."""
+    prefix = _key("i", run_id)
+    rows = txn.scan(prefix + tuples.pack_int(after + 1), tuples.after(prefix), limit)
+    return [
+        (tuples.unpack_last_int(key, len(prefix)), codec.unpack_as(StoredBlock, row))
+        for key, row in rows
+    ]
+
+
 def chunk_key(run_id: str, page: int, height: int) -> bytes:
     return _key("o", run_id, page) + tuples.pack_int(height)
 
@@ -446,21 +504,51 @@ def match_key(run_id: str, n: int) -> bytes:
     return _key("m", run_id) + tuples.pack_int(n)
 
 
+def mark_deleting(txn: Txn, run_id: str, *, resumable: bool = False) -> RunRecord | None:
+    """Say that a run is being removed: from then on nothing goes on with it. None when it is gone.
+
+    `resumable`: also of a run that is not over. The caller holds the lease of its name.
+    """
+    was = get(txn, run_id)
+    if was is None:
+        return None
+    if was.status in GOING and not resumable:
+        raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
+    if pins := pinned_by(txn, run_id, 1):
+        raise RunPinned(what="run", run=run_id, by=pins[0])
+    if not was.deleting:
+        was = replace(was, deleting=True)
+        put(txn, was)
+    return was
+
+
+def put_leftover(txn: Txn, record: RunRecord) -> None:
+    """Remember the spool of a run that goes: what late writers put there is deleted later."""
+    found = Leftover(record.run_id, record.spool, txn.now_ns)
+    txn.put(_key("g", record.run_id), codec.pack(found))
+
+
+def drop_leftover(txn: Txn, run_id: str) -> None:
+    txn.delete(_key("g", run_id))
+
+
+def leftovers(txn: Txn, after: str = "", limit: int = 100) -> list[Leftover]:
+    check_limit(limit)
+    prefix = _key("g")
+    lo = tuples.after(_key("g", after)) if after else prefix
+    rows = txn.scan(lo, tuples.after(prefix), limit)
+    return [codec.unpack_as(Leftover, row) for _, row in rows]
+
+
 def delete(txn: Txn, run_id: str, limit: int, *, resumable: bool = False) -> int:
     """Remove up to `limit` rows of a run that is over; how many. 0: nothing is left of it.
 
     `resumable`: also of a run that is not over. The caller holds the lease of its name.
     """
     check_limit(limit)
-    was = get(txn, run_id)
+    was = mark_deleting(txn, run_id, resumable=resumable)
     if was is None:
         return 0
-    if was.status in GOING and not resumable:
-        raise Invalid(what="run", why="it is still going", run=run_id, status=was.status.value)
-    if pins := pinned_by(txn, run_id, 1):
-        raise RunPinned(what="run", run=run_id, by=pins[0])
-    if not was.deleting:
-        put(txn, replace(was, deleting=True))
     subject = subject_of(run_id)
     removed = 0
     for prefix in (
@@ -481,6 +569,8 @@ def delete(txn: Txn, run_id: str, limit: int, *, resumable: bool = False) -> int
     if removed < limit:
         for other in rests_on(txn, run_id, SCAN_PAGE):
             unpin(txn, other, run_id)
+        if was.spool:
+            put_leftover(txn, was)
         txn.delete(_key("r", run_id))
         if txn.get(_key("n", was.name)) == run_id.encode():
             txn.delete(_key("n", was.name))

@@ -39,6 +39,7 @@ from holdfast.ledger.states import State
 from holdfast.spark.desk import Desk, Ticket
 from holdfast.spark.journal import Input, schema_of
 from holdfast.spark.match import HASHES, Cursor, Found, Lot, lot_of
+from holdfast.spark.spool import chunk_name, spool_of, spooled, with_raws, writer_id
 from holdfast.store.api import Store, Txn
 
 Seqs = NDArray[np.int64]
@@ -85,7 +86,7 @@ def lots(store: Store, record: runs.RunRecord, digest: str) -> Iterator[Lot]:
     source = Input(store, record)
     hashed = bool(digest) and record.match_digest == digest
     wanted = [*record.key, *(HASHES if hashed else ())]
-    for lo, n, table in source.blocks():
+    for lo, n, table in source.blocks(wanted):
         lot = lot_of(lo, table.select(wanted), record.key, hashed=hashed)
         if not hashed and digest:
             lot = lot._replace(hashes=_later(store, record, n, digest, lot.rows))
@@ -124,6 +125,7 @@ class Donor:
         self.record = record
         self.run_id = record.run_id
         self._ancestry = Ancestry(store, record)
+        self._spool = spool_of(record)
         self._same_input = record.blocks_run == onto.blocks_run
         self._cursor: Cursor | None = None
         if not self._same_input and key_types(record) == key_types(onto):
@@ -175,7 +177,9 @@ class Donor:
         found: dict[int, runs.Other] = {}
         for page in np.unique(seqs // self.record.policy.page_rows).tolist():
             for _, chunk in self.store.read(runs.chunks, self.run_id, page):
-                found |= {other.seq: other for other in chunk.others if other.seq in wanted}
+                if any(other.seq in wanted for other in chunk.others):
+                    others = with_raws(self._spool, chunk)
+                    found |= {other.seq: other for other in others if other.seq in wanted}
         return found
 
 
@@ -424,6 +428,12 @@ def _decided(
     store: Store, desk: Desk, record: runs.RunRecord, page: int, taken: PageTaken
 ) -> Ticket:
     chunks = list(chunks_of(taken.others))
+    spool = spool_of(record)
+    if spool is not None:
+        writer = writer_id()
+        chunks = [
+            spooled(spool, chunk, chunk_name(page, n, writer)) for n, chunk in enumerate(chunks)
+        ]
     puts = [(runs.lineage_key(record.run_id, page), codec.pack(taken.lineage))]
     entries: list[LogEntry] = []
     with desk.lock:

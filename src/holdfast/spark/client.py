@@ -11,13 +11,17 @@ import contextlib
 import os
 import socket
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import Busy
 from holdfast.spark import wire
+from holdfast.spark.spool_access import SpoolAccess
+
+if TYPE_CHECKING:
+    from holdfast.spark.spool_blocks import BlockWriter
 
 CONNECT_S = 5.0
 RETRY_S = 0.1
@@ -137,21 +141,34 @@ class Blocks(msgspec.Struct, frozen=True):
     """Makes the line on which an ingesting task hands over its blocks. Spark pickles it."""
 
     address: Address
+    # Where the blocks go, unless the ledger service takes them; and the run that they are of.
+    spool: SpoolAccess | None = None
+    run_id: str = ""
 
     def __call__(self) -> BlockLine:
         # The worker that reads input now runs rows soon: its child starts up meanwhile.
         from holdfast.spark.task import warm
 
         warm()
-        return BlockLine(self.address)
+        return BlockLine(self.address, self.spool, self.run_id)
 
 
 class BlockLine:
-    def __init__(self, address: Address) -> None:
+    def __init__(
+        self, address: Address, spool: SpoolAccess | None = None, run_id: str = ""
+    ) -> None:
         self._client = Client(address, "ingest")
+        self._blocks: BlockWriter | None = None
+        if spool is not None:
+            from holdfast.spark.spool_blocks import BlockWriter
+
+            self._blocks = BlockWriter(spool, run_id)
 
     def put_block(self, data: bytes, in_order: bool = True) -> int:
-        answer, _ = self._client.ask(wire.PutBlock(in_order), data)
+        if self._blocks is not None:
+            answer, _ = self._client.ask(wire.PutBlock(in_order, self._blocks.put(data)))
+        else:
+            answer, _ = self._client.ask(wire.PutBlock(in_order), data)
         return int(answer.n)
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ Compute may run ahead of the commit; the commit waits for nothing but its head.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import pyarrow as pa
 from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError, IllegalTransition
 from holdfast.ledger import runs
-from holdfast.spark import succession
+from holdfast.spark import spool_upkeep, succession
 from holdfast.spark.desk import Ticket
 from holdfast.spark.office import Office
 from holdfast.spark.part_cuts import PartCuts, Span
@@ -203,6 +204,13 @@ class Committer:
             raise
         ticket.wait()
 
+    def _sweep(self) -> None:
+        """Nothing more is reported: objects of the spool that nothing names go at once, if there may be any."""
+        board = self.office.desk.board
+        if self.office.record.spool and (board.reclaims or board.fenced):
+            with contextlib.suppress(HoldfastError):
+                spool_upkeep.sweep(self.office.store, self.office.record, grace_ns=0)
+
     def _finish(self) -> None:
         if self.sink is not None and not self.office.desk.board.cancelling:
             self.sink.finish()
@@ -210,6 +218,7 @@ class Committer:
         if office.record.status in runs.GOING:
             office.publish()
             office.move(runs.Event.FINISH)
+            self._sweep()
         with office.desk.lock:
             office.over = True
             office.desk.changed.notify_all()

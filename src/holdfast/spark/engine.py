@@ -18,9 +18,10 @@ import itertools
 import queue
 import threading
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
+import pyarrow as pa
 
 from holdfast.clock import SYSTEM
 from holdfast.codec import pack
@@ -34,6 +35,10 @@ from holdfast.spark.code import Estimate
 from holdfast.spark.estimates import set_prices
 from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit
 from holdfast.spark.rows import rows_of, table_of
+from holdfast.spark.spool_access import SpoolAccess, line_to
+
+if TYPE_CHECKING:
+    from holdfast.spark.spool_line import SpoolLine
 
 FAST_US = 20
 UNKNOWN_US = 1e9
@@ -46,6 +51,8 @@ CLAIM_S = 1.0
 # What ended is told when it is so many rows, or so old, or when calls would run dry.
 TELL_ROWS = 32
 TELL_NS = 250_000_000
+# Each report is an object of the spool: fewer of them.
+SPOOL_TELL_NS = 1_000_000_000
 WAIT_MS = 500
 PAUSE_S_MAX = 0.25
 LATENCY_BUCKETS = 32
@@ -88,6 +95,10 @@ class Duty(msgspec.Struct, frozen=True):
     timed_out: list[int] | None = None
     # Calls have leave by the estimate of their tokens; `rate` is set, too.
     priced: bool = False
+    # Where blocks and results are, unless the ledger service has them.
+    spool: SpoolAccess | None = None
+    # Of a probe: an object that the driver has put there.
+    spool_marker: bytes = b""
 
 
 class HungCall(Exception):
@@ -112,6 +123,11 @@ class Engine:
         self._orphaned = orphaned or threading.Event()
         self.caller = caller
         self.client = client
+        self._spool_line = line_to(duty.spool, client, duty.run_id, duty.lease_s)
+        self._asked = self._spool_line or client
+        self._tell_ns, self._report_bytes = TELL_NS, row_reports.REPORT_BYTES_MAX
+        if self._spool_line is not None:
+            self._tell_ns, self._report_bytes = SPOOL_TELL_NS, row_reports.SPOOL_BYTES_MAX
         # Of this duty, for Spark's own figures.
         self.steps = self.calls = 0
         self.cost = 0.0
@@ -122,7 +138,7 @@ class Engine:
         self._pool: Pool = make(
             caller, self._news, duty.concurrency, self._slots.watches(duty.concurrency)
         )
-        self._line = _Courier(client, self._news)
+        self._line = _Courier(self._asked, self._news)
         self._held: list[Held] = []
         self._flush = max(duty.flush_rows >> min(duty.deaths * 2, 16), 1)
         if not duty.rate:
@@ -174,13 +190,15 @@ class Engine:
         finally:
             self._line.close()
             self._pool.close()
+            if self._spool_line is not None:
+                self._spool_line.close()
 
     def _inherit(self) -> None:
         """Take over what the predecessor held: its begun rows are called again, in the same attempt,
         and those that were out of time are told."""
         while True:
             known = [held.epoch for held in self._held]
-            answer, attached = self.client.ask(wire.Inherit(known))
+            answer, attached = self._asked.ask(wire.Inherit(known))
             if answer.grant is None:
                 return
             held = self._take(answer.grant, attached)
@@ -238,7 +256,7 @@ class Engine:
         if not self._ended_ns:
             self._ended_ns = SYSTEM.mono_ns()
         if news.batch is not None:
-            held.batches += row_reports.pieces(news.batch)
+            held.batches += row_reports.pieces(news.batch, self._report_bytes)
             held.ended += news.unit.hi - news.unit.lo
             self._count(news.batch.calls, news.batch.cost, news.batch.micros)
             self._settle(held, held.seqs[0], news.batch.tokens, news.batch.micros)
@@ -302,7 +320,9 @@ class Engine:
         waiting = sum(len(held.seqs) - held.begun for held in self._held)
         claim = self._wants_claim(now_ns, waiting)
         dry = running <= self._busy_at_least() and (unreported or (waiting and room))
-        due = unreported >= self._tell_rows() or (unreported and now_ns - self._ended_ns >= TELL_NS)
+        due = unreported >= self._tell_rows() or (
+            unreported and now_ns - self._ended_ns >= self._tell_ns
+        )
         # A claim is worth a frame of its own only when calls are about to run dry.
         if dry or due or (claim and running <= self._busy_at_least()):
             self._step(room, claim)
@@ -469,10 +489,7 @@ class Engine:
         )
         while True:
             report = row_reports.row_report(results, self.caller)
-            if (
-                len(report.data) + row_reports.told_bytes(report.others)
-                <= row_reports.REPORT_BYTES_MAX
-            ):
+            if len(report.data) + row_reports.told_bytes(report.others) <= self._report_bytes:
                 break
             if len(results) == 1:
                 if len(report.data) <= row_reports.RESULT_BYTES_MAX:
@@ -491,7 +508,7 @@ class Engine:
         piece = held.batches.pop(0)
         while True:
             report = row_reports.batch_report(piece)
-            if len(report.data) <= row_reports.REPORT_BYTES_MAX:
+            if len(report.data) <= self._report_bytes:
                 break
             half = piece.batch.num_rows // 2
             if not half:
@@ -523,7 +540,7 @@ class Engine:
     def _keeps(self, held: Held) -> bool:
         return not held.dead and held.reported < len(held.seqs)
 
-    def _stepped(self, answer: wire.Stepped, attached: memoryview, now_ns: int) -> None:
+    def _stepped(self, answer: wire.Stepped, attached: memoryview | pa.Table, now_ns: int) -> None:
         for (held, begin), moved in zip(self._sent, answer.moved, strict=True):
             if moved.lost:
                 held.dead = True
@@ -554,8 +571,8 @@ class Engine:
         if self.duty.idle_s and spare and now_ns - self._idle_ns >= self.duty.idle_s * 1e9:
             self._stop("turn")
 
-    def _take(self, grant: wire.Granted, attached: memoryview) -> Held:
-        table = table_of(attached)
+    def _take(self, grant: wire.Granted, attached: memoryview | pa.Table) -> Held:
+        table = attached if isinstance(attached, pa.Table) else table_of(attached)
         spans = [range(part.lo, part.hi) for part in grant.parts]
         seqs = spans[0] if len(spans) == 1 else list(itertools.chain.from_iterable(spans))
         attempts = list(
@@ -633,7 +650,7 @@ class Engine:
         if self._held:
             until.append(self._beat_ns + beat_ns)
         if self._ended_ns:
-            until.append(self._ended_ns + TELL_NS)
+            until.append(self._ended_ns + self._tell_ns)
         if self.duty.rate and self._tokens_wait_ns > now_ns:
             until.append(self._tokens_wait_ns)
         if not self._held:
@@ -646,7 +663,7 @@ class Engine:
 class _Courier:
     """One request under way at a time, in a thread of its own; answers arrive in the news."""
 
-    def __init__(self, client: Client, news: queue.SimpleQueue[Any]) -> None:
+    def __init__(self, client: Client | SpoolLine, news: queue.SimpleQueue[Any]) -> None:
         self.busy = False
         self._client = client
         self._news = news

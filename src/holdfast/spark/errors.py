@@ -10,19 +10,23 @@ Invalid
 │   └── HoldfastDiffers    it has no holdfast, or another version
 ├── NotADataFrame    the input is of pandas, pandas-on-Spark or something else
 ├── InPipeline       a query function of a declarative pipeline cannot run a stage
+├── SpoolDenied      the spool refuses this process: credentials, rights
 └── NotAStage        an argument of Stage is no good
+Busy
+└── SpoolUnreachable the spool cannot be read or written just now
 StoreError
 ├── JobCancelled     somebody ended the Spark job, in the UI for one; the run is open
 ├── RunHalted        the ledger saw an illegal move: a bug; the run is kept for a look
 ├── OutputUnreadable this Spark has no file system for the output; its rows are there
 ├── RunFailed        the Spark job cannot go on; what is done is kept, run again to resume
+├── SpoolLost        objects of the run's spool are gone or changed; nothing was called
 ├── RunStopped       a bound of stop_after was reached; the run is open, run again to go on
 └── RowsFailed       rows failed: on_fail="raise", or the lazy form would leave them out
 """
 
 from __future__ import annotations
 
-from holdfast.errors import Invalid, StoreError
+from holdfast.errors import Busy, Invalid, StoreError
 
 
 class NotAStage(Invalid):
@@ -72,6 +76,26 @@ class PythonDiffers(ExecutorUnfit):
 class HoldfastDiffers(ExecutorUnfit):
     code = "holdfast_differs"
     hint = "no call was made; install the driver's version of holdfast[spark] on every executor"
+
+
+class SpoolDenied(Invalid):
+    code = "spool_denied"
+    hint = (
+        "give credentials in the environment or with storage_options=, or rights to the directory"
+    )
+
+
+class SpoolUnreachable(Busy):
+    code = "spool_unreachable"
+    hint = "every executor and the driver must reach the spool; run the stage again, it resumes"
+
+
+class SpoolLost(StoreError):
+    code = "spool_lost"
+    hint = (
+        "rows in these ranges of _seq have lost what the spool kept of them; bring the objects back, or "
+        "pay for them again with fresh=True"
+    )
 
 
 class JobCancelled(StoreError):

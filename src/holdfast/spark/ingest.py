@@ -129,6 +129,7 @@ def ingest(
     memory_bytes: int = MEMORY_BYTES,
     sort: bool = False,
 ) -> Ingested:
+    """`memory_bytes` is what a merge may hold; 0: blocks that overlap are left to a sort."""
     check_input(df, key)
     match = df.columns if match is None else match
     hashed = with_hashes(df, match, keep)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
@@ -24,6 +23,8 @@ from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.lineage import Ancestry, Pointer
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.states import State
+from holdfast.spark import spool as spools
+from holdfast.spark.match import HASHES
 from holdfast.spark.result_chunks import Chunks
 from holdfast.spark.row_sizes import Sizes, row_sizes, row_width
 from holdfast.spark.rows import batch_of, table_of
@@ -74,15 +75,17 @@ class Input:
         self.schema = schema_of(record.input_schema)
         self._blocks = [n for n, _ in record.blocks]
         self._ends = list(accumulate(rows for _, rows in record.blocks))
-        self._cache: OrderedDict[int, pa.Table] = OrderedDict()
+        self._keys = {*record.key, *HASHES}
+        self._spool = _blocks_spool(store, record)
+        self._cache = spools.BlockCache(BLOCKS_CACHED)
         self._row_bytes: dict[int, int] = {}
 
     def rows(self, ranges: Iterable[Range], columns: list[str] | None = None) -> pa.Table:
         """Rows of the input; its columns alone, unless others of its blocks are named."""
         names = self.schema.names if columns is None else columns
         found: list[pa.Table] = []
-        for at, pieces in self._by_block(ranges):
-            block = self._block(self._blocks[at]).select(names)
+        for at, pieces in self.by_block(ranges):
+            block = self._block(self._blocks[at], names).select(names)
             if len(pieces) > SLICES_MAX:
                 wanted = np.concatenate([np.arange(lo, hi) for lo, hi in pieces])
                 found.append(block.take(pa.array(wanted)))
@@ -92,8 +95,8 @@ class Input:
             return self.schema.empty_table().select(names)
         return pa.concat_tables(found) if len(found) > 1 else found[0]
 
-    def _by_block(self, ranges: Iterable[Range]) -> Iterator[tuple[int, list[Range]]]:
-        """Consecutive ranges that lie in one block, as places in it."""
+    def by_block(self, ranges: Iterable[Range]) -> Iterator[tuple[int, list[Range]]]:
+        """Consecutive ranges that lie in one block, by its place in the input, as places in it."""
         at, pieces = -1, list[Range]()
         for lo, hi in ranges:
             while lo < hi:
@@ -109,12 +112,12 @@ class Input:
         if pieces:
             yield at, pieces
 
-    def blocks(self) -> Iterator[tuple[int, int, pa.Table]]:
-        """(first seq, number, rows) of each block with rows, in the order of seqs."""
+    def blocks(self, columns: list[str] | None = None) -> Iterator[tuple[int, int, pa.Table]]:
+        """(first seq, number, rows) of each block with rows, in the order of seqs; at least these columns."""
         for at, n in enumerate(self._blocks):
             first = self._ends[at - 1] if at else 0
             if self._ends[at] > first:
-                yield first, n, self._block(n)
+                yield first, n, self._block(n, columns)
 
     def row_bytes(self, seq: int) -> int:
         """About how large a row is, by the block that holds the seq."""
@@ -122,22 +125,64 @@ class Input:
             return 1
         n = self._blocks[bisect_right(self._ends, min(seq, self.size - 1))]
         if n not in self._row_bytes:
-            table = self._block(n)
-            self._row_bytes[n] = max(table.nbytes // max(table.num_rows, 1), 1)
+            if self._spool is not None:
+                block = self._stored(n)
+                size, rows = block.at.size, block.rows
+            else:
+                table = self._block(n)
+                size, rows = table.nbytes, table.num_rows
+            self._row_bytes[n] = max(size // max(rows, 1), 1)
         return self._row_bytes[n]
 
-    def _block(self, n: int) -> pa.Table:
-        table = self._cache.get(n)
-        if table is None:
-            data = self.store.read(runs.block, self.run_id, n)
-            if data is None:
-                raise StoreCorrupt(what="input block", run_id=self.run_id, block=n)
-            table = self._cache[n] = table_of(data)
-            if len(self._cache) > BLOCKS_CACHED:
-                self._cache.popitem(last=False)
-        else:
-            self._cache.move_to_end(n)
-        return table
+    def keys_of_block(self, n: int) -> pa.Table:
+        """A block by its number, with the key columns at least."""
+        return self._block(n, sorted(self._keys))
+
+    @property
+    def is_spooled(self) -> bool:
+        return self._spool is not None
+
+    def places(self, ranges: Iterable[Range]) -> list[tuple[int, runs.StoredBlock]]:
+        """(first seq, place) of the blocks of the spool that hold these rows, each once, in order."""
+        found = sorted({at for at, _ in self.by_block(ranges)})
+        return [(self._ends[at - 1] if at else 0, self._stored(self._blocks[at])) for at in found]
+
+    def _block(self, n: int, columns: list[str] | None = None) -> pa.Table:
+        """A block; of the spool no more than is needed for these columns."""
+        keys_only = (
+            self._spool is not None and columns is not None and self._keys.issuperset(columns)
+        )
+        return self._cache.get(n, keys_only, lambda: self._read(n, keys_only))
+
+    def _read(self, n: int, keys_only: bool) -> pa.Table:
+        if self._spool is not None:
+            block = self._stored(n)
+            try:
+                return spools.read_block(self._spool, block, keys_only=keys_only)
+            except spools.ObjectLost as why:
+                at = self._blocks.index(n)
+                rows = (self._ends[at - 1] if at else 0, self._ends[at])
+                raise spools.lost(self._spool, "input", [rows], block.at.name, str(why)) from None
+        data = self.store.read(runs.block, self.run_id, n)
+        if data is None:
+            raise StoreCorrupt(what="input block", run_id=self.run_id, block=n)
+        return table_of(data)
+
+    def _stored(self, n: int) -> runs.StoredBlock:
+        found = self.store.read(runs.stored_block, self.run_id, n)
+        if found is None:
+            raise StoreCorrupt(what="input block", run_id=self.run_id, block=n)
+        return found
+
+
+def _blocks_spool(store: Store, record: runs.RunRecord) -> spools.Spool | None:
+    """The spool that holds the blocks of a run, which may be those of an older one."""
+    if record.blocks_run == record.run_id:
+        return spools.spool_of(record)
+    older = store.read(runs.get, record.blocks_run)
+    if older is None:
+        raise StoreCorrupt(what="run", run_id=record.blocks_run, why="its input is gone")
+    return spools.spool_of(older)
 
 
 class Outcomes:
@@ -155,7 +200,7 @@ class Outcomes:
         fields = [self.input.schema.field(name) for name in self._columns]
         self.schema = pa.schema([*fields, *self.result_schema])
         self._page_rows = record.policy.page_rows
-        self._stored = Chunks(store, record.run_id, self._page_rows, self.result_schema)
+        self._stored = Chunks(store, record, self.result_schema)
         self._ancestry = Ancestry(store, record)
         self._donors: dict[str, Outcomes] = {}
 
@@ -218,7 +263,7 @@ class Outcomes:
         """How often successes of this run were tried, if more than once."""
         return {
             seq: part.attempt
-            for chunk in self._chunks(lo, hi)
+            for chunk in self._stored.records(lo, hi)
             for part in chunk.attempts
             for seq in range(part.lo, part.hi)
         }
@@ -231,20 +276,23 @@ class Outcomes:
 
     def failed(self, lo: int, hi: int) -> pa.Table:
         """The rows that failed, with `_raw`: a result that did not fit, as JSON text, or null."""
-        pages = [self._failed(others) for others in self._others(lo, hi, (State.TERMINAL_FAIL,))]
+        states = (State.TERMINAL_FAIL,)
+        pages = [self._failed(others) for others in self._others(lo, hi, states, raws=True)]
         return pa.concat_tables(pages) if pages else self._failed([])
 
     def _failed(self, others: Sequence[runs.Other]) -> pa.Table:
         raws = pa.array([one.raw or None for one in others], pa.large_string())
         return self._described(others).append_column(RAW, raws)
 
-    def _others(self, lo: int, hi: int, states: Sequence[State]) -> Iterator[list[runs.Other]]:
+    def _others(
+        self, lo: int, hi: int, states: Sequence[State], *, raws: bool = False
+    ) -> Iterator[list[runs.Other]]:
         """In order, page by page: a million failures are never a million objects at once."""
         while lo < hi:
             upto = min(lo - lo % self._page_rows + self._page_rows, hi)
             found = {
                 other.seq: other
-                for chunk in self._chunks(lo, upto)
+                for chunk in self._stored.records(lo, upto, raws=raws)
                 for other in chunk.others
                 if lo <= other.seq < upto and (not states or other.state in states)
             }

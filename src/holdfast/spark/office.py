@@ -33,7 +33,7 @@ from holdfast.ledger.records import Halted
 from holdfast.ledger.service.handlers import GRANT_BYTES_MAX
 from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.ledger.service.pace import Limits
-from holdfast.spark import merge, run_writes, wire
+from holdfast.spark import merge, outcome_rows, run_writes, spool_reports, spool_upkeep, wire
 from holdfast.spark.adoption import take_over
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Ticket
@@ -100,21 +100,24 @@ class Office:
 
     # --- the input --------------------------------------------------------------------------
 
-    def put_block(self, data: memoryview, in_order: bool = True) -> wire.Block:
+    def put_block(
+        self, data: memoryview, in_order: bool = True, at: runs.StoredBlock | None = None
+    ) -> wire.Block:
         """Store a block, or answer `STOP`: too much came out of order for a merge to hold."""
         if len(data) > VALUE_BYTES_MAX:
             # A block is cut by its rows: this is one of them.
             raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
+        size, value = spool_reports.block_value(self.record, data, at)
         with self.desk.lock:
             if self.desk.has_board:
                 raise Invalid(what="input", why="the run has its input already")
-            self._unordered_bytes += 0 if in_order else len(data)
+            self._unordered_bytes += 0 if in_order else size
             if self._unordered_bytes > SORT_BYTES:
                 return wire.Block(wire.STOP)
-            self._taken_bytes += len(data)
+            self._taken_bytes += size
             n = self._blocks
             self._blocks += 1
-            ticket = self.desk.enqueue((), [(runs.block_key(self.record.run_id, n), bytes(data))])
+            ticket = self.desk.enqueue((), [(runs.block_key(self.record.run_id, n), value)])
         ticket.wait()
         return wire.Block(n)
 
@@ -188,12 +191,12 @@ class Office:
         """Blocks that nobody named: of tasks that ran twice, or merged into others."""
         spare = [n for n in range(self._blocks) if n not in kept]
         for at in range(0, len(spare), DELETE_BLOCKS):
+            some = spare[at : at + DELETE_BLOCKS]
+            objects = spool_upkeep.block_objects(self.store, self.record, some)
             self.store.transact(
-                run_writes.without_blocks,
-                self.desk.log.lease,
-                self.record.run_id,
-                spare[at : at + DELETE_BLOCKS],
+                run_writes.without_blocks, self.desk.log.lease, self.record.run_id, some
             )
+            spool_upkeep.delete_objects(self.record, objects)
 
     def _open_input(self) -> None:
         self._input = Input(self.store, self.record)
@@ -209,6 +212,8 @@ class Office:
 
     def step(self, owner: str, step: wire.Step, data: memoryview) -> tuple[wire.Stepped, bytes]:
         """Decide under the lock; answer when it is durable, and when a claim that waits has its answer."""
+        for move in step.moves:
+            spool_reports.check_report(self.record, move)
         ticket = Ticket()
         with self.desk.lock:
             decision = self.service.submit(owner, step, data, self.store.now_ns(), ticket)
@@ -307,9 +312,9 @@ class Office:
                 for part in answer.parts
                 for one in self._ancestry.origins(part.lo, part.hi)
             ]
-            table = self._input.rows([(part.lo, part.hi) for part in answer.parts])
-        granted = wire.Granted(answer.epoch, answer.parts, answer.begun, answer.alone, origins)
-        return wire.Stepped(moved, "granted", granted, 0, ""), stream_of(table)
+            granted = wire.Granted(answer.epoch, answer.parts, answer.begun, answer.alone, origins)
+            granted, data = spool_reports.with_rows(granted, self._input)
+        return wire.Stepped(moved, "granted", granted, 0, ""), data
 
     def at_work(self) -> bool:
         """Whether a child that is connected still holds rows that are begun."""
@@ -395,6 +400,12 @@ class Office:
             self.service.leave(self.store.now_ns())
             self.desk.changed.notify_all()
 
+    def broken(self, error: HoldfastError) -> wire.Ok:
+        """A child cannot read what the run rests on: the driver is told, and ends."""
+        with self.desk.lock:
+            self.sink_error = self.sink_error or error
+        return wire.Ok()
+
     def cancel(self) -> wire.Ok:
         """No more rows are handed out or begun; what is begun has the grace to end."""
         ticket = Ticket()
@@ -423,6 +434,9 @@ class Office:
             return wire.Table(ready, cancelled, stopped=why), b""
         self.desk.flush()
         assert self._outcomes is not None
+        if outcome_rows.is_bundled(self.store, self.record):
+            data = outcome_rows.bundle(self.store, self.record, ask.lo, ask.hi)
+            return wire.Table(True, stopped=why, bundled=True), data
         with self._reading:
             read = self._outcomes.all if ask.meta else self._outcomes.successes
             table = read(ask.lo, ask.hi)

@@ -197,6 +197,10 @@ def in_child(duty: Duty, fn: Callable[..., Any]) -> None:
         raise code.NotLoadable(module=missing)
     with Client(duty.address, "probe", patience_s=REACH_S, answer_s=REACH_S) as client:
         client.connect()
+    if duty.spool is not None:
+        from holdfast.spark.spool import look_at
+
+        look_at(duty.spool, duty.run_id, duty.spool_marker)
 
 
 def _seen(marker: str) -> bool:

@@ -23,6 +23,7 @@ from holdfast.spark.caller import Caller, Ended, Origin
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine
 from holdfast.spark.rows import Encoder
+from holdfast.spark.spool import spool_of, with_raws
 from holdfast.store.api import Store
 
 
@@ -34,6 +35,7 @@ class FailedRows:
         self._store = store
         self._record = record
         self._ranked = ranked
+        self._spool = spool_of(record)
         # The rank of the first failed row of each page that has one.
         self._pages: list[int] = []
         self._firsts: list[int] = []
@@ -68,7 +70,7 @@ class FailedRows:
         found = {
             other.seq: other
             for _, chunk in self._store.read(runs.chunks, self._record.run_id, page)
-            for other in chunk.others
+            for other in with_raws(self._spool, chunk)
             if other.state == State.TERMINAL_FAIL
         }
         return [found[seq] for seq in sorted(found)]

@@ -23,6 +23,8 @@ from holdfast.spark.rows import message_of
 # row may be larger, and is stored in parts.
 REPORT_ROWS_MAX = 5000
 REPORT_BYTES_MAX = 8 * 1024 * 1024
+# ... into a spool, where it is an object: as many rows of 4 KB as a batch has, and as one of 8 bytes.
+SPOOL_BYTES_MAX = 160 * 1024 * 1024
 RESULT_BYTES_MAX = 64 * 1024 * 1024
 
 
@@ -90,10 +92,10 @@ def _sift(
     return kept, sorted(rest), batch
 
 
-def pieces(ended: BatchEnded) -> list[BatchEnded]:
+def pieces(ended: BatchEnded, bytes_max: int = REPORT_BYTES_MAX) -> list[BatchEnded]:
     """A batch's outcome in parts that fit into a frame, and into a value of the store."""
     rows, size = ended.batch.num_rows, ended.batch.nbytes
-    step = min(max(rows * REPORT_BYTES_MAX // max(size, 1) // 2, 1), max(rows, 1))
+    step = min(max(rows * bytes_max // max(size, 1) // 2, 1), max(rows, 1))
     if not isinstance(ended.seqs, range):
         step = min(step, REPORT_ROWS_MAX)
     others = _lots(ended.others)

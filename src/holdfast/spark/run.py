@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -23,6 +23,7 @@ from holdfast import codec
 from holdfast.clock import SYSTEM
 from holdfast.errors import NotFound, from_wire
 from holdfast.ledger import runs
+from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.failures import failed as failed_rows
 from holdfast.ledger.log import counts as counts_of
 from holdfast.ledger.states import State
@@ -45,10 +46,15 @@ from holdfast.spark.fingerprint import plan_of, quoted, struct
 from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
+from holdfast.spark.outcome_rows import frame_of, is_bundled
 from holdfast.spark.progress import Bar
 from holdfast.spark.report import Report
 from holdfast.spark.sinks import ParquetSink, Sink, open_sink
 from holdfast.spark.sinks.location import OBJECT_SCHEMES
+from holdfast.spark.sinks.object_store import keep_options
+from holdfast.spark.spool import BLOCK_BYTES as SPOOL_BLOCK_BYTES
+from holdfast.spark.spool import access_of
+from holdfast.spark.spool import marker as spool_marker
 from holdfast.spark.task import Pull
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -117,7 +123,9 @@ class Drive:
         if not probe.needs_job(self.spark):
             probe.check_here(prepared.fn)
             return
-        with probe.marker(self.record().sink) as marker:
+        record = self.record()
+        with probe.marker(record.sink) as marker, spool_marker(record) as marked:
+            duty = msgspec.structs.replace(duty, spool_marker=marked)
             job = self._job = jobs.Job(
                 self.spark,
                 f"{self.tag}:probe",
@@ -190,8 +198,13 @@ class Drive:
         return taken
 
     def _ingest(self, df: DataFrame, key: list[str], options: dict[str, Any]) -> Ingested:
+        record = self.record()
+        if record.spool:
+            # Nothing is merged where the data is not.
+            options = {**options, "block_bytes": SPOOL_BLOCK_BYTES, "memory_bytes": 0}
+        connect = Blocks(self.keeper.address, access_of(record), record.run_id)
         with jobs.own_python(self.spark):
-            return ingest(df, key, Blocks(self.keeper.address), **options)
+            return ingest(df, key, connect, **options)
 
     def take_again(self, old: runs.RunRecord) -> None:
         """The input of an older run, whose blocks this one reads where they are."""
@@ -204,7 +217,8 @@ class Drive:
 
     def take_failed(self, old: runs.RunRecord) -> None:
         """The rows that failed in an older run, as the input of this one."""
-        line = Blocks(self.keeper.own_address)()
+        record = self.record()
+        line = Blocks(self.keeper.own_address, access_of(record), record.run_id)()
         try:
             blocks = [(line.put_block(data), rows) for data, rows in failed_blocks(self.store, old)]
         finally:
@@ -366,13 +380,24 @@ class Run:
                 raise RowsFailed(name=record.name, failed=failed, examples=self._examples())
 
     @classmethod
-    def of(cls, name: str, spark: SparkSession, store: str | os.PathLike[str]) -> Run:
-        """The latest run of a name as it stands: at work, finished, cancelled, with failed rows."""
+    def of(
+        cls,
+        name: str,
+        spark: SparkSession,
+        store: str | os.PathLike[str],
+        *,
+        storage_options: Mapping[str, str] | None = None,
+    ) -> Run:
+        """The latest run of a name as it stands: at work, finished, cancelled, with failed rows.
+
+        `storage_options` are credentials of its spool, if they are not in the environment."""
         home = open_store(os.fspath(store))
         record = home.read(runs.latest, name)
         if record is None:
             home.close()
             raise NotFound(what="run", name=name)
+        if record.spool:
+            keep_options(record.spool, storage_options)
         return cls(record, home, spark)
 
     @property
@@ -419,6 +444,9 @@ class Run:
 
     def output(self) -> DataFrame:
         """Key and result columns of the rows that succeeded, in the order of the key."""
+        if not self._record.sink and len(self._chain) == 1:
+            if is_bundled(self._store, self._record):
+                return frame_of(self._spark, self._store, self._record)
         outcomes = [self._outcomes(record) for record in self._chain]
         if not self._record.sink:
             tables = [one.successes(0, one.record.size) for one in outcomes]
@@ -467,7 +495,7 @@ class Run:
     def report(self) -> Report:
         """Figures and plots: shows itself in a notebook, `.save("run.html")`, prints as text."""
         progress = self.progress()
-        sample = failed_rows(self._store, self._record, progress, limit=SAMPLE_ROWS)
+        sample = self._failed_rows(progress, SAMPLE_ROWS)
         older = self._store.read(runs.older_progress, self._record)
         return Report(self._record, progress, sample, store=self._store.url, older=older)
 
@@ -505,8 +533,13 @@ class Run:
 
         return from_arrow_schema(schema)
 
+    def _failed_rows(self, progress: runs.Progress, limit: int) -> list[FailedRow]:
+        source = Input(self._store, self._record)
+        read_block = source.keys_of_block if source.is_spooled else None
+        return failed_rows(self._store, self._record, progress, limit=limit, read_block=read_block)
+
     def _examples(self) -> list[str]:
-        rows = failed_rows(self._store, self._record, self.progress(), limit=3)
+        rows = self._failed_rows(self.progress(), 3)
         return [f"{row.key}: {row.error}" for row in rows]
 
 

@@ -24,6 +24,7 @@ import socket
 import ssl
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
@@ -39,11 +40,12 @@ from holdfast.errors import (
     Invalid,
     StoreError,
     ValueTooLarge,
+    from_wire,
 )
 from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog, open_run
-from holdfast.spark import tls, wire
+from holdfast.spark import spool_upkeep, tls, wire
 from holdfast.spark.commit import Committer
 from holdfast.spark.desk import Desk
 from holdfast.spark.journal import limber_up
@@ -54,6 +56,7 @@ from holdfast.spark.sinks import (
     parquet,  # noqa: F401  loaded before the first commit needs it
 )
 from holdfast.spark.sinks.object_store import keep_options
+from holdfast.spark.spool import check_usable
 from holdfast.spark.strangers import HELLO_S, Strangers
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
@@ -218,6 +221,12 @@ class Service:
             if (latest.run_id if latest else "") != self.charge.seen:
                 raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
             _discard_unfinished(self.store, record.name, self.lease)
+            with _renewed(self.store, self.lease):
+                if record.spool:
+                    check_usable(record)
+                    spool_upkeep.sweep_leftovers(self.store)
+                if record.base_run:
+                    spool_upkeep.check_donors(self.store, record)
             self.store.transact(_create, record, self.lease)
         else:
             found = self.store.read(runs.latest, record.name)
@@ -239,6 +248,11 @@ class Service:
                 self.charge.rate_per_s,
                 tokens_per_min=self.charge.tokens_per_min,
             )
+        if not self.charge.again:
+            # Before anything is handed out; what nothing names and is old goes.
+            with _renewed(self.store, self.lease):
+                spool_upkeep.check(self.store, record)
+                spool_upkeep.sweep(self.store, record)
         log, board = open_run(self.store, record.run_id, self.lease)
         desk = Desk(board, log)
         office = Office(
@@ -351,7 +365,7 @@ class Service:
         if isinstance(request, wire.Tokens):
             return office.tokens(request), b""
         if isinstance(request, wire.PutBlock):
-            return office.put_block(data, request.in_order), b""
+            return office.put_block(data, request.in_order, request.at), b""
         if isinstance(request, wire.DropInput):
             return office.drop_input(), b""
         if isinstance(request, wire.Outcomes):
@@ -366,6 +380,8 @@ class Service:
             return office.cancel(), b""
         if isinstance(request, wire.Resume):
             return office.resume(), b""
+        if isinstance(request, wire.Broken):
+            return office.broken(from_wire(request.error)), b""
         if isinstance(request, wire.Leave):
             threading.Thread(target=self.leave, daemon=True).start()
             return wire.Ok(), b""
@@ -433,6 +449,9 @@ def _discard_unfinished(store: Store, name: str, lease: leases.Lease) -> None:
     if found is None or found.status is not runs.Status.INGESTING:
         return
     store.transact(_given_up, found, lease)
+    with contextlib.suppress(HoldfastError):
+        if found.spool:
+            spool_upkeep.Deletion().delete(found)  # else it is a leftover
     while store.transact(_deleted, found.run_id, lease):
         pass
 
@@ -480,6 +499,25 @@ def _acquire(store: Store, name: str) -> leases.Lease:
             if SYSTEM.mono_ns() >= until_ns:
                 raise runs.RunAtWork(name=name, worker=held.worker) from None
             SYSTEM.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _renewed(store: Store, lease: leases.Lease) -> Iterator[None]:
+    """The lease lasts while this does: a spool of a million objects takes minutes to list."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(RENEW_NS / 1e9):
+            with contextlib.suppress(HoldfastError):
+                store.transact(leases.renew, [lease], LEASE_NS)
+
+    thread = threading.Thread(target=renew, name="renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _raise_file_limit() -> None:

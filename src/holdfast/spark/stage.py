@@ -18,7 +18,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
@@ -55,6 +55,8 @@ from holdfast.spark.run import Drive, Prepared, Run, sink_at
 from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink
 from holdfast.spark.sinks.object_store import given_options
+from holdfast.spark.spool import access_of, kept_url
+from holdfast.spark.spool_upkeep import Deletion
 from holdfast.spark.stage_options import (
     check_config,
     check_output,
@@ -127,6 +129,8 @@ class Stage:
         ledger_port: int = 0,
         bind: str | None = None,
         tls: Tls | None = None,
+        spool: str | os.PathLike[str] | None = None,
+        storage_options: Mapping[str, str] | None = None,
         progress: Literal["auto", "terminal", "notebook", "plain", "quiet"] = "auto",
     ) -> None:
         self.name = name
@@ -156,6 +160,7 @@ class Stage:
         self.ledger_port = whole_number("ledger_port", ledger_port, 0, PORT_MAX)
         self.bind = bind
         self.tls = tls
+        self.spool = kept_url(spool, storage_options)
         self.progress = progress
         check_stage(name, fn, on_fail, version, tls, progress, stop_after)
         # A page is made of whole batches.
@@ -297,7 +302,7 @@ class Stage:
             # Newest first: an older run may be pinned by a newer one.
             found = [record.run_id for record in home.read(runs.of_name, self.name)]
             if found:
-                prune.delete(home, self.name, found)
+                prune.delete(home, self.name, found, Deletion())
             return len(found)
 
     @overload
@@ -405,15 +410,11 @@ class Stage:
             "carry": self.carry,
             "output": codec.pack(spec).hex() if spec else "",
             "version": self.version,
+            "spool": self.spool,
         }
 
     def _check_same(
-        self,
-        record: runs.RunRecord,
-        prepared: Prepared,
-        sink: Sink | None,
-        *,
-        extend: bool = False,
+        self, record: runs.RunRecord, prepared: Prepared, sink: Sink | None, *, extend: bool = False
     ) -> None:
         now = self._config(prepared, sink)
         if extend:
@@ -536,7 +537,7 @@ class Stage:
         old, _ = latest(home, self.name)
         old = None if old is None or old.status is runs.Status.INGESTING else old
         record = msgspec.structs.replace(
-            self._new_record(home, prepared, None), retry_failed=growth.retry_failed
+            self._new_record(home, prepared, None), retry_failed=growth.retry_failed, spool=""
         )
         if old is not None:
             self._check_same(old, prepared, None, extend=True)
@@ -664,6 +665,7 @@ class Stage:
             config=self._config(prepared, sink),
             sink=dict(sink.spec()) if sink is not None else {},
             policy=self.policy,
+            spool=self.spool,
         )
 
     def _duty(self, keeper: Keeper, record: runs.RunRecord, prepared: Prepared) -> Duty:
@@ -682,6 +684,7 @@ class Stage:
             turn_s=TURN_S if self.dynamic else 0.0,
             idle_s=IDLE_S,
             lease_s=record.policy.lease_ns / 1e9,
+            spool=access_of(record),
         )
 
     def _task_count(self, spark: SparkSession, slots: int) -> int:

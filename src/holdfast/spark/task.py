@@ -235,6 +235,13 @@ class Ranges(msgspec.Struct, frozen=True):
             answer, data = client.ask(wire.Outcomes(lo, upto, self.meta))
             if answer.cancelled:
                 raise RunCancelled(run_id=self.duty.run_id)
+            if answer.bundled:
+                from holdfast.spark.outcome_rows import read_lazily  # of runs with a spool alone
+
+                table, failed, example = read_lazily(data, self.duty.spool, meta=self.meta)
+                answer = msgspec.structs.replace(answer, failed=failed, example=example)
+            elif answer.ready and not answer.large:
+                table = table_of(data)
             missed = self.strict and answer.failed
             if answer.stopped and (missed or not answer.ready):
                 raise RunStopped(run_id=self.duty.run_id, why=answer.stopped)
@@ -245,5 +252,5 @@ class Ranges(msgspec.Struct, frozen=True):
             if answer.large:
                 rows = max((upto - lo) // 2, 1)
                 continue
-            yield from table_of(data).cast(schema).to_batches()
+            yield from table.cast(schema).to_batches()
             lo = upto

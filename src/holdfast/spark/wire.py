@@ -20,6 +20,7 @@ import msgspec
 
 from holdfast.errors import HoldfastError, Invalid, from_wire, to_wire
 from holdfast.ledger.records import Part
+from holdfast.ledger.runs import StoredBlock
 from holdfast.ledger.service.messages import (
     Claim as Claim,
 )
@@ -82,9 +83,11 @@ class Tokens(Message, frozen=True):
 
 
 class PutBlock(Message, frozen=True):
-    """The attachment is a block of the input. `in_order`: its rows came in the order of the key."""
+    """The attachment is a block of the input. `in_order`: its rows came in the order of the key. With a
+    spool there is no attachment: the block is durable, and `at` says where."""
 
     in_order: bool = True
+    at: StoredBlock | None = None
 
 
 class DropInput(Message, frozen=True):
@@ -125,6 +128,12 @@ class Resume(Message, frozen=True):
     """Hand out again, if a stop rule was reached: its counts begin anew."""
 
 
+class Broken(Message, frozen=True):
+    """What a child found wrong with the run's data: the run cannot go on. An error as it travels."""
+
+    error: list[Any]
+
+
 class Leave(Message, frozen=True):
     """Stop serving, in good order: what is pending is committed, the lease is given back."""
 
@@ -144,6 +153,7 @@ Request = (
     | Status
     | Cancel
     | Resume
+    | Broken
     | Leave
 )
 
@@ -156,6 +166,13 @@ class Welcome(Message, frozen=True):
     lease_ns: int
 
 
+class BlockRef(Message, frozen=True):
+    """A block of the spool, and the seq of its first row."""
+
+    first: int
+    at: StoredBlock
+
+
 class Granted(Message, frozen=True):
     """`n` is the number of the last report that was taken: above 0 of inherited grants alone."""
 
@@ -166,6 +183,10 @@ class Granted(Message, frozen=True):
     # (lo, hi, run, from_lo): rows that an earlier run had first, which their keys are made of.
     origins: list[tuple[int, int, str, int]] = msgspec.field(default_factory=list)
     n: int = 0
+    # With a spool: the blocks that hold the rows, in order, the run that they are of, and the columns.
+    blocks: list[BlockRef] = msgspec.field(default_factory=list)
+    blocks_run: str = ""
+    columns: list[str] = msgspec.field(default_factory=list)
 
 
 class Stepped(Message, frozen=True):
@@ -213,6 +234,8 @@ class Table(Message, frozen=True):
     large: bool = False
     # The stop rule that was reached, in words.
     stopped: str = ""
+    # With a spool the attachment is a bundle instead: names of the objects to read (`outcome_rows`).
+    bundled: bool = False
 
 
 class Sealed(Message, frozen=True):

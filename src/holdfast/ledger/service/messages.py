@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.records import Done
+from holdfast.ledger.runs import Stored
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
@@ -39,6 +40,9 @@ class Move(Message, frozen=True):
     lo: int
     others: list[Other]
     size: int
+    # With a spool: the object that holds the results, which are of [lo, hi), and `raw` of the others.
+    at: Stored | None = None
+    hi: int = 0
 
 
 class Claim(Message, frozen=True):

@@ -35,7 +35,7 @@ def result_chunk(
             others.append(
                 runs.Other(other.seq, other.state, tries, other.error_class, other.error, other.raw)
             )
-    if not others and not batch:
+    if not others and not batch and move.at is None:
         return None
     tried = [
         Part(lo, hi, tries + 1)
@@ -44,7 +44,9 @@ def result_chunk(
         for lo, hi, tries in board.ledger.tries(done.lo, done.hi)
         if tries
     ]
-    return runs.Chunk(move.lo, move.seqs, bytes(batch), others, tried, 0.0, 0, [])
+    return runs.Chunk(
+        move.lo, move.seqs, bytes(batch), others, tried, 0.0, 0, [], at=move.at, hi=move.hi
+    )
 
 
 def lost_rows(

@@ -70,7 +70,8 @@ from holdfast.spark.sinks.files import (
     write_groups,
 )
 from holdfast.spark.sinks.location import locate
-from holdfast.spark.sinks.object_place import PROBE, keep_options, options_of
+from holdfast.spark.sinks.object_place import PROBE
+from holdfast.spark.sinks.object_store import keep_options, options_of
 from holdfast.spark.sinks.partitions import (
     check_partition_columns,
     delta_value,

@@ -65,7 +65,7 @@ from holdfast.spark.sinks.files import (
     write_groups,
 )
 from holdfast.spark.sinks.location import OutputUnknown
-from holdfast.spark.sinks.object_place import keep_options, options_of
+from holdfast.spark.sinks.object_store import keep_options, options_of
 from holdfast.spark.sinks.partitions import names_of, pieces, split, transform_of
 
 TRIES_MAX = 10  # lost races of one commit against other writers of the table

@@ -1,0 +1,132 @@
+"""Bytes of the store a row, and memory of the ledger service, with a spool: `python -m bench.spark.spool`.
+
+    python -m bench.spark.spool --sizes 8:1000000,4096:100000
+
+Each size is a result's bytes and a number of rows. The function takes batches and returns incompressible bytes; there
+is no output, so nothing but the ledger is at the driver. The spool is a directory. Memory is the most of `Pss_Anon`
+that was seen: what the service holds, without pages of mapped files. The store is counted when the run is over, as
+blocks on the disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bench.place import ROOT, end_writer, new_directory
+from holdfast.spark import Stage, session
+
+SAMPLE_S = 0.2
+SERVICE = "holdfast.spark.service"
+DEFAULT = "8:1000000,4096:100000"
+
+
+def returns(size: int) -> Callable[[pa.Table], pa.Table]:
+    def work(table: pa.Table) -> pa.Table:
+        rows = table.num_rows
+        data = pa.py_buffer(os.urandom(rows * size))
+        if size == 8:
+            return pa.table({"y": pa.Array.from_buffers(pa.int64(), rows, [None, data])})
+        fixed = pa.Array.from_buffers(pa.binary(size), rows, [None, data])
+        return pa.table({"y": fixed.cast(pa.binary())})
+
+    return work
+
+
+class Memory:
+    """The most memory that ledger services of this process have had."""
+
+    def __init__(self) -> None:
+        self.most_bytes = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._sample, daemon=True)
+
+    def __enter__(self) -> Memory:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            self.most_bytes = max([self.most_bytes, *map(anonymous_bytes, services())])
+
+
+def services() -> Iterator[int]:
+    me = os.getpid()
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == me and SERVICE.encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                yield int(entry.name)
+        except OSError:
+            continue
+
+
+def anonymous_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    found = [line.split()[1] for line in lines if line.startswith("Pss_Anon:")]
+    return int(found[0]) * 1024 if found else 0
+
+
+def on_disk(directory: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in directory.rglob("*") if path.is_file())
+
+
+def measure(spark: Any, directory: Path, size: int, rows: int) -> dict[str, Any]:
+    store, spool = directory / f"store-{size}", directory / f"spool-{size}"
+    stage = Stage(
+        "bench", returns(size), key="id", schema="y bigint" if size == 8 else "y binary",
+        store=store, spool=spool, batch=True, progress="quiet",
+    )  # fmt: skip
+    began = time.monotonic()
+    with Memory() as memory, stage.run(spark.range(rows)) as run:
+        seconds = time.monotonic() - began
+        done = run.counts()["TERMINAL_SUCCESS"]
+    assert done == rows, done
+    end_writer(store)
+    found = {
+        "result_bytes": size,
+        "rows": rows,
+        "seconds": round(seconds, 1),
+        "store_bytes": on_disk(store),
+        "store_bytes_a_row": round(on_disk(store) / rows, 3),
+        "spool_bytes": on_disk(spool),
+        "spool_objects": sum(path.is_file() for path in spool.rglob("*")),
+        "service_anonymous_mib": round(memory.most_bytes / (1 << 20), 1),
+    }
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.spark.spool", description=__doc__)
+    parser.add_argument("--sizes", default=DEFAULT, help="BYTES:ROWS,… of results")
+    parser.add_argument(
+        "--dir", type=Path, default=ROOT / "build", help="measure in a new directory"
+    )
+    args = parser.parse_args()
+    sizes = [tuple(map(int, one.split(":"))) for one in args.sizes.split(",")]
+    spark = session("local[2]", app="bench", config={"spark.ui.enabled": "false"})
+    with new_directory(args.dir) as directory:
+        for size, rows in sizes:
+            print(json.dumps(measure(spark, directory, size, rows)), flush=True)
+    spark.stop()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,288 @@
+"""Stages with a spool, on a local session: data is in the spool, the store has the ledger."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+
+from holdfast.cli import main
+from holdfast.ledger import runs
+from holdfast.spark import Fail, Run, RunStopped, Skip, Stop, spool_upkeep
+from holdfast.spark import spool_line as spool_lines
+from holdfast.spark.errors import NotAStage, RunChanged, SpoolLost
+from holdfast.store import open as open_store
+from tests.spark.test_sink_s3 import SECRET, Bucket, bucket, server
+from tests.spark.test_stage import Place, note, place, tuples
+
+__all__ = ["bucket", "place", "server"]
+
+pytestmark = pytest.mark.timeout(120)
+
+ROWS = 60
+MARK = "only-the-input-says-this"
+RESULT = "only-a-result-says-this"
+
+
+@pytest.fixture(params=["directory", "s3"])
+def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
+    """`spool=` and, for an object store, `storage_options=`."""
+    if request.param == "directory":
+        return {"spool": str(tmp_path / "spool")}
+    made: Bucket = request.getfixturevalue("bucket")
+    return {"spool": f"s3://{made.name}/spool", "storage_options": made.options}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "spool"
+
+
+def table(spark: SparkSession, rows: int = ROWS) -> DataFrame:
+    return spark.range(0, rows, 1, 3).selectExpr("id", f"'{MARK}' as text")
+
+
+def labelled(log: str) -> Callable[[Any], Any]:
+    def work(row: Any) -> Any:
+        note(log, row.id)
+        if row.id % 20 == 3:
+            return Skip("not this one")
+        if row.id % 20 == 4:
+            return Fail("it is bad")
+        if row.id % 20 == 5:
+            return {"y": 5, "z": RESULT}
+        return {"y": f"{RESULT} {row.id} {row.text[:4]}"}
+
+    return work
+
+
+def good(ids: range) -> list[tuple[int, str]]:
+    return [(n, f"{RESULT} {n} {MARK[:4]}") for n in ids if n % 20 not in (3, 4, 5)]
+
+
+def files(*places: str | Path) -> bytes:
+    """All bytes below these directories."""
+    found = [path for place in places for path in sorted(Path(place).rglob("*")) if path.is_file()]
+    return b"".join(path.read_bytes() for path in found)
+
+
+def test_data_is_in_the_spool_and_the_store_has_names_of_it(
+    spark: SparkSession, place: Place, options: dict[str, Any], capfd: pytest.CaptureFixture[str]
+) -> None:
+    stage = place.stage(labelled(place.log), schema="y string", **options)
+    for _ in range(2):
+        with stage.run(table(spark)) as run:
+            # Executors read it, by the names that the driver gives them.
+            assert tuples(run.output()) == good(range(ROWS))
+            failed = [(row.id, row._error_class, row._raw) for row in run.failed().collect()]
+            assert [row.id for row in run.skipped().collect()] == [3, 23, 43]
+            report = str(run.report())
+    assert len(failed) == 6
+    assert [one for one in failed if one[1] == "schema"] == [
+        (n, "schema", f'{{"y":5,"z":"{RESULT}"}}') for n in (5, 25, 45)
+    ]
+    assert sorted(map(int, place.calls())) == list(range(ROWS))
+    kept = files(place.store)
+    assert b"it is bad" in kept
+    for secret in (MARK, RESULT, SECRET):
+        assert secret.encode() not in kept
+    assert main(["runs", "failed", "job", "--store", place.store]) == 0
+    told = capfd.readouterr()
+    assert SECRET not in report + told.out + told.err + repr(stage) + repr(vars(stage))
+
+
+def test_the_spool_is_part_of_the_run(
+    spark: SparkSession, place: Place, directory: Path, tmp_path: Path
+) -> None:
+    place.stage(place.counting(), spool=directory).run(table(spark)).close()
+    for other in (tmp_path / "other", None):
+        stage = place.stage(place.counting(), spool=other)
+        for changed in ("refuse", "extend"):
+            with pytest.raises(RunChanged) as told:
+                stage.run(table(spark), changed=changed)
+            assert (told.value.what, told.value.was) == ("spool", str(directory))
+    with pytest.raises(NotAStage):
+        place.stage(place.counting(), spool="hdfs://spool/x")
+    assert len(place.calls()) == ROWS
+
+
+def test_an_input_in_no_order_is_sorted_into_the_spool(
+    spark: SparkSession, place: Place, directory: Path
+) -> None:
+    ids = [(n * 37) % ROWS for n in range(ROWS)]
+    df = spark.createDataFrame([(n, MARK) for n in ids], "id bigint, text string").repartition(3)
+    with place.stage(labelled(place.log), schema="y string", spool=directory).run(df) as run:
+        assert tuples(run.output()) == good(range(ROWS))
+    # Blocks of the first pass are gone.
+    blocks = [path for path in directory.rglob("*") if path.is_file() and path.parent.name == "i"]
+    assert files(directory).count(MARK.encode()) == ROWS
+    assert blocks
+
+
+def stopped(spark: SparkSession, place: Place, directory: Path) -> Any:
+    """A run that stopped by itself with some of its rows done, and its stage without the rule."""
+
+    def work(row: Any) -> Any:
+        note(log, row.id)
+        return Fail("no") if row.id >= 20 and not os.path.exists(mended) else {"y": row.id}
+
+    log, mended = place.log, str(place.path / "mended")
+    limited = place.stage(work, spool=directory, stop_after=Stop(failures=1), flush_rows=5, tasks=1)
+    with pytest.raises(RunStopped):
+        limited.run(table(spark))
+    Path(mended).touch()
+    return place.stage(work, spool=directory, flush_rows=5)
+
+
+def objects(directory: Path, kind: str) -> list[Path]:
+    [run] = directory.iterdir()
+    return sorted(path for path in (run / kind).rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("kind", ["i", "o"], ids=["input", "outcomes"])
+def test_a_run_whose_objects_are_lost_is_refused_before_any_call(
+    spark: SparkSession, place: Place, directory: Path, kind: str
+) -> None:
+    stage = stopped(spark, place, directory)
+    before = place.calls()
+    for path in objects(directory, kind)[:1]:
+        kept = path.read_bytes()
+        path.unlink()
+    for _ in range(2):
+        with pytest.raises(SpoolLost) as told:
+            stage.run(table(spark))
+        [[lo, hi], *_] = told.value.seqs
+        assert 0 <= lo < hi <= ROWS
+    assert place.calls() == before
+    path.write_bytes(kept)
+    # Back again, with another time: it is read, and believed.
+    with stage.run(table(spark)) as run:
+        assert run.output().count() >= 20
+    if kind == "o":
+        again = place.stage(place.counting(), spool=directory)
+        with again.run(table(spark), fresh=True) as run:
+            assert run.output().count() == ROWS
+
+
+def test_bytes_that_rot_in_the_spool_are_found_when_they_are_read(
+    spark: SparkSession, place: Place, directory: Path
+) -> None:
+    """The listing shows nothing: the same size, the same time."""
+    stage = stopped(spark, place, directory)
+    for path in objects(directory, "i"):
+        status, data = path.stat(), path.read_bytes()
+        path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    before = place.calls()
+    with pytest.raises(SpoolLost) as told:
+        stage.run(table(spark))
+    assert told.value.what == "input"
+    assert place.calls() == before
+
+
+def test_an_object_whose_writer_died_before_its_report_is_never_named(
+    spark: SparkSession, place: Place, directory: Path
+) -> None:
+    def work(row: Any) -> Any:
+        def die(step: str) -> None:
+            if step == "stored" and not os.path.exists(dead):
+                Path(dead).touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        spool_lines.step = die
+        note(log, row.id)
+        return {"y": row.id * 2}
+
+    log, dead = place.log, str(place.path / "dead")
+    stage = place.stage(work, spool=directory, flush_rows=4, attempts=3)
+    with stage.run(table(spark)) as run:
+        assert tuples(run.output()) == [(n, 2 * n) for n in range(ROWS)]
+    assert Path(dead).exists()
+    calls = Counter(map(int, place.calls()))
+    assert set(calls) == set(range(ROWS))
+    # What was begun and not reported by the one that died: at most flush_rows + concurrency.
+    assert 0 < sum(calls.values()) - ROWS <= 5
+    # Its object went when the run was over.
+    assert [f"o/{path.parent.name}/{path.name}" for path in objects(directory, "o")] == named(place)
+
+
+def named(place: Place) -> list[str]:
+    """The objects of results that the ledger names."""
+    with open_store(place.store) as store:
+        record = store.read(runs.latest, "job")
+        assert record is not None
+        found = spool_upkeep.named(store, record)
+        return sorted(at.name for what, _, at in found if what == "outcomes")
+
+
+def test_a_grown_input_adopts_rows_of_a_spool(
+    spark: SparkSession, place: Place, directory: Path
+) -> None:
+    stage = place.stage(labelled(place.log), schema="y string", spool=directory)
+    stage.run(table(spark)).close()
+    options = {"changed": "extend", "retry_failed": False}
+    with stage.run(table(spark, 2 * ROWS), **options) as run:
+        assert tuples(run.output()) == good(range(2 * ROWS))
+        assert run.reused().count() == ROWS
+        raws = {row.id: row._raw for row in run.failed().collect() if row._raw}
+    assert sorted(raws) == [5, 25, 45, 65, 85, 105]
+    assert len(set(raws.values())) == 1
+    assert sorted(map(int, place.calls())) == list(range(2 * ROWS))
+    assert RESULT.encode() not in files(place.store)
+    # Rows that failed for their form, mapped without a call.
+    with stage.remap(lambda raw: {"y": str(raw["y"])}) as run:
+        assert run.counts()["TERMINAL_SUCCESS"] == len(good(range(2 * ROWS))) + 6
+    assert len(place.calls()) == 2 * ROWS
+
+
+def test_the_lazy_form_reads_results_from_the_spool(
+    spark: SparkSession, place: Place, options: dict[str, Any]
+) -> None:
+    stage = place.stage(labelled(place.log), schema="y string", **options)
+    df = table(spark).transform(stage)
+    assert [tuple(row) for row in df.orderBy("id").collect()] == good(range(ROWS))
+    assert df.count() == len(good(range(ROWS)))
+    assert sorted(map(int, place.calls())) == list(range(ROWS))
+    assert RESULT.encode() not in files(place.store)
+
+
+def test_an_output_is_written_from_the_spool_and_written_again(
+    spark: SparkSession, place: Place, directory: Path
+) -> None:
+    stage = place.stage(labelled(place.log), schema="y string", spool=directory)
+    with stage.run(table(spark), output=place.output) as run:
+        assert tuples(run.output()) == good(range(ROWS))
+        run.write(place.path / "again")
+    names = ["out", "again"]
+    first, second = (sorted((place.path / name).glob("part-*")) for name in names)
+    assert [path.read_bytes() for path in first] == [path.read_bytes() for path in second]
+    with Run.of("job", spark, place.store) as run:
+        assert run.output().count() == len(good(range(ROWS)))
+
+
+def test_the_objects_of_runs_go_with_them(
+    spark: SparkSession, place: Place, directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stage = place.stage(place.counting(), spool=directory)
+    for _ in range(3):
+        stage.run(table(spark), fresh=True).close()
+    assert len(list(directory.iterdir())) == 3
+    assert main(["runs", "prune", "--keep", "2", "--store", place.store]) == 0
+    assert len(list(directory.iterdir())) == 2
+    directory.rename(place.path / "elsewhere")
+    directory.write_text("no directory")
+    assert main(["runs", "prune", "--keep", "1", "--store", place.store]) == 0
+    told = capsys.readouterr().out
+    assert "spool_kept" in told
+    directory.unlink()
+    (place.path / "elsewhere").rename(directory)
+    assert main(["runs", "prune", "--keep", "1", "--store", place.store]) == 0
+    assert len(list(directory.iterdir())) == 1
+    assert stage.delete() == 1
+    assert list(directory.iterdir()) == []
