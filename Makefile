@@ -22,12 +22,14 @@ setup: $(STAMP) system  ## create .venv from the lock (needs only Python 3.11+ a
 # need them say how.
 PROGRAMS := tmux curl jq
 # A server of its own, and namespaces of the network: only where tests are run.
-TEST_PROGRAMS := $(PROGRAMS) pgbouncer iproute2
+TEST_PROGRAMS := $(PROGRAMS) pgbouncer iproute2 libpostgresql-jdbc-java
 
 .PHONY: system test-system
 test-system: PROGRAMS := $(TEST_PROGRAMS)
 system test-system:
-	@( PATH="$$PATH:/usr/sbin"; for one in $(PROGRAMS:iproute2=ip); do command -v $$one || exit 1; done ) >/dev/null 2>&1 || { \
+	@( PATH="$$PATH:/usr/sbin"; for one in $(PROGRAMS:iproute2=ip); do \
+	    [ $$one = libpostgresql-jdbc-java ] && one=/usr/share/java/postgresql.jar; \
+	    command -v $$one || [ -f $$one ] || exit 1; done ) >/dev/null 2>&1 || { \
 	    sudo=; [ "$$(id -u)" = 0 ] || sudo="sudo -n"; \
 	    $$sudo apt-get install -y -qq $(PROGRAMS) >/dev/null 2>&1 || \
 	    { $$sudo apt-get update -qq && $$sudo apt-get install -y -qq $(PROGRAMS); } >/dev/null 2>&1 || \

@@ -15,6 +15,7 @@ from holdfast.spark.session import session
 from tests.processes import ROOT
 from tests.spark.clusters import connect_server
 
+JDBC_JAR = "/usr/share/java/postgresql.jar"
 LOCAL = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
@@ -28,6 +29,8 @@ def _importable_tests() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
         patch.delenv("SPARK_REMOTE", raising=False)
+        # Every Java that is started here knows the driver: one process has one Java for all modules.
+        patch.setenv("SPARK_DIST_CLASSPATH", JDBC_JAR)
         yield
 
 

@@ -344,6 +344,19 @@ def move(txn: Txn, run_id: str, event: Event, **changes: Any) -> RunRecord:
     return now
 
 
+# In the configuration of a run whose output was written by the driver.
+WRITTEN = "written"
+
+
+@operation
+def mark_written(txn: Txn, run_id: str) -> RunRecord:
+    """The output of a run that is over, which its driver writes, is complete."""
+    was = the(txn, run_id)
+    record = replace(was, config={**was.config, WRITTEN: "1"})
+    put(txn, record)
+    return record
+
+
 @operation
 def request_cancel(txn: Txn, run_id: str) -> RunRecord:
     """Ask whoever runs it to cancel; asking again changes nothing."""

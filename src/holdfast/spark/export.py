@@ -16,7 +16,7 @@ from holdfast.ledger import runs
 from holdfast.spark import keys
 from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.part_cuts import FILE_BYTES, PartCuts, Span
-from holdfast.spark.sinks import Part, Sink, SuccessorSink
+from holdfast.spark.sinks import KeptPart, Part, Sink, SuccessorSink
 from holdfast.store.api import Store
 
 FILE_ROWS = 1 << 18
@@ -32,13 +32,16 @@ def export(store: Store, records: Sequence[runs.RunRecord], sink: Sink) -> None:
     rows = [Outcomes(store, record, Input(store, record)) for record in records]
     schema = rows[-1].schema
     version = sink.begin(newest.run_id, newest.name, schema)
-    parts = _parts(rows[0], version) if len(rows) == 1 else _merged(rows, version)
+    parts = parts_of(rows[0], version) if len(rows) == 1 else _merged(rows, version)
     for part in parts:
         sink.commit_many([part])
     sink.finish()
 
 
-def _parts(rows: Outcomes, version: int) -> Iterator[Part]:
+def parts_of(
+    rows: Outcomes, version: int, kept: Sequence[KeptPart] = ()
+) -> Iterator[Part | KeptPart]:
+    """The parts of a run that is over, above a version; `kept` need no rows."""
     record = rows.record
     cuts = PartCuts(
         record.size,
@@ -46,10 +49,11 @@ def _parts(rows: Outcomes, version: int) -> Iterator[Part]:
         int(record.config.get("file_bytes", FILE_BYTES)),
         rows.row_bytes,
         width=rows.row_width(),
+        kept=kept,
     )
     at = version + 1
     while (span := cuts.next(at, record.size)) is not None:
-        yield Part(span.lo, span.hi, _Groups(rows, span))
+        yield span.kept or Part(span.lo, span.hi, _Groups(rows, span))
         at = span.hi
 
 
@@ -65,7 +69,7 @@ class _Groups:
             yield self._rows.successes(lo, hi)
 
 
-def _merged(rows: Sequence[Outcomes], version: int) -> Iterator[Part]:
+def _merged(rows: Sequence[Outcomes], version: int) -> Iterator[Part | KeptPart]:
     """Rows of a run and of those that tried its failed rows again, which have seqs of their own."""
     tables = [one.successes(0, one.record.size) for one in rows]
     whole = pa.concat_tables(tables).combine_chunks()

@@ -82,7 +82,10 @@ def is_again(store: Store, record: runs.RunRecord, growth: Growth) -> bool:
 
 def succeeds(record: runs.RunRecord) -> bool:
     """Whether another run may write where this one did."""
-    return not record.sink or isinstance(open_sink(record.sink), SuccessorSink)
+    if not record.sink:
+        return True
+    sink = open_sink(record.sink)
+    return isinstance(sink, SuccessorSink) or bool(getattr(sink, "in_driver", False))
 
 
 def check_succeeds(record: runs.RunRecord) -> None:

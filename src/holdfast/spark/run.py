@@ -27,7 +27,7 @@ from holdfast.ledger.failures import FailedRow
 from holdfast.ledger.failures import failed as failed_rows
 from holdfast.ledger.log import counts as counts_of
 from holdfast.ledger.states import State
-from holdfast.spark import extension, jobs, probe, wire
+from holdfast.spark import driver_writes, extension, jobs, probe, wire
 from holdfast.spark.again import chain, failed_blocks
 from holdfast.spark.client import Blocks
 from holdfast.spark.engine import Duty
@@ -448,7 +448,8 @@ class Run:
             if is_bundled(self._store, self._record):
                 return frame_of(self._spark, self._store, self._record)
         outcomes = [self._outcomes(record) for record in self._chain]
-        if not self._record.sink:
+        sinks = [open_sink(record.sink) if record.sink else None for record in self._chain]
+        if sinks[0] is None or driver_writes.is_in_driver(sinks[0]):
             tables = [one.successes(0, one.record.size) for one in outcomes]
             found = self._frame(pa.concat_tables(tables))
             return found if len(tables) == 1 else found.orderBy(*map(quoted, self._record.key))
@@ -505,7 +506,7 @@ class Run:
         Reads the outcomes from the store; no function is called. A place that holds anything else is
         refused, and one that this run has written is left as it is.
         """
-        export(self._store, self._chain, sink_at(output))
+        export(self._store, self._chain, driver_writes.use(sink_at(output), self._spark))
 
     def close(self) -> None:
         self._store.close()

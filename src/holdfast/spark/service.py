@@ -204,6 +204,8 @@ class Service:
             if self.committer is None:
                 spec = self.office.record.sink
                 sink = open_sink(spec) if spec else None
+                # One that the driver writes is written when all rows have ended.
+                sink = None if getattr(sink, "in_driver", False) else sink
                 self.committer = Committer(
                     self.office,
                     sink,

@@ -31,7 +31,7 @@ from holdfast.ledger import prune, runs
 from holdfast.ledger.board import ROWS_MAX
 from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.ledger.stop_rules import StopRules
-from holdfast.spark import again, code, extension, jobs, wire
+from holdfast.spark import again, code, driver_writes, extension, jobs, wire
 from holdfast.spark.addresses import checked_host, driver_host
 from holdfast.spark.arguments import checked_key, checked_number, whole_number
 from holdfast.spark.carry import carry_text, check_carry
@@ -277,7 +277,7 @@ class Stage:
             follows = not record.retry_of and extension.succeeds(record)
             failed = FailedRows(home, old, ranked=not follows)
             if not failed.kept:
-                return Run(record, home, spark, on_fail=self.on_fail)
+                return self._over(record, home, spark)
             new = record if begun else again.remap_of(
                 home, old, self._new_record(home, prepared, None), follows=follows
             )  # fmt: skip
@@ -427,7 +427,7 @@ class Stage:
     def _settled(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run | None:
         """The run as it is when it is over; None when there is work."""
         if record.status is runs.Status.FINISHED and not record.retry_requested_ns:
-            return Run(record, home, spark, on_fail=self.on_fail)
+            return self._over(record, home, spark)
         if again.REMAP in record.config and record.status is runs.Status.OPEN:
             # Its rows are not to be called: they end by the mapping.
             why = "a remap of it was interrupted; call remap again, it goes on"
@@ -437,6 +437,9 @@ class Stage:
         if record.status is runs.Status.HALTED:
             raise RunHalted(name=self.name, run_id=record.run_id, why=record.halted)
         return None
+
+    def _over(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run:
+        return Run(driver_writes.write(home, record, spark), home, spark, on_fail=self.on_fail)
 
     def _drive(
         self,
@@ -464,7 +467,7 @@ class Stage:
             # It had stopped, and its failed rows were marked meanwhile.
             return self._retry(home, spark, found, prepared, found.run_id)
         warm()
-        return Run(found, home, spark, on_fail=self.on_fail)
+        return self._over(found, home, spark)
 
     def _extend(
         self,
@@ -505,7 +508,7 @@ class Stage:
                 drive.pull(duty, prepared.function, self._task_count(spark, slots))
                 found = drive.record()
         warm()
-        return Run(found, home, spark, on_fail=self.on_fail)
+        return self._over(found, home, spark)
 
     def _retry(
         self,
@@ -529,7 +532,7 @@ class Stage:
                 duty = self._duty(keeper, drive.record(), prepared)
                 drive.pull(duty, prepared.function, self._task_count(spark, slots))
                 found = drive.record()
-        return Run(found, home, spark, on_fail=self.on_fail)
+        return self._over(found, home, spark)
 
     def _compared(self, home: Store, df: DataFrame, prepared: Prepared, growth: Growth) -> Changes:
         """Take keys and hashes of an input into a store of its own, and look up what is known."""
@@ -587,7 +590,7 @@ class Stage:
                 )
                 drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
                 found = drive.record()
-        return Run(found, home, spark, on_fail=self.on_fail)
+        return self._over(found, home, spark)
 
     @contextlib.contextmanager
     def _served(

@@ -12,6 +12,7 @@ from holdfast.ledger import runs
 from holdfast.spark.caller import takes_row
 from holdfast.spark.carry import carried_fields
 from holdfast.spark.code import Estimate
+from holdfast.spark.driver_writes import use
 from holdfast.spark.error_classes import Rule
 from holdfast.spark.errors import NotAStage, RunChanged
 from holdfast.spark.ingest import RESERVED
@@ -137,6 +138,7 @@ def check_output(
     if unread := [field.name for field in fields if is_unread(field.dataType)]:
         why = "Spark cannot read this type from a file"
         raise NotAStage(what="schema", why=why, found=unread)
+    use(sink, df.sparkSession)
     check = getattr(sink, "check", None)  # foreign sinks may leave it out
     if check is not None:
         check(arrow_schema(StructType(fields)))

@@ -29,6 +29,7 @@ from holdfast.spark.sinks.files import PartFile
 from holdfast.spark.sinks.iceberg import IcebergSink
 from holdfast.spark.sinks.location import Location, OutputUnknown, locate
 from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
+from holdfast.spark.sinks.table import TableSink
 
 __all__ = [
     "NOTHING",
@@ -55,6 +56,7 @@ __all__ = [
     "Sink",
     "Spec",
     "SuccessorSink",
+    "TableSink",
     "locate",
     "open_sink",
     "read_parts",

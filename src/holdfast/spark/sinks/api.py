@@ -51,6 +51,7 @@ KINDS = {
     "parquet": "holdfast.spark.sinks.parquet:ParquetSink",
     "delta": "holdfast.spark.sinks.delta:DeltaSink",
     "iceberg": "holdfast.spark.sinks.iceberg:IcebergSink",
+    "table": "holdfast.spark.sinks.table:TableSink",
 }
 NOTHING = -1  # the version of an output that holds no part yet
 
@@ -186,7 +187,8 @@ class Sink(Protocol):
     def spec(self) -> Spec:
         """Plain data from which `open_sink` rebuilds this sink elsewhere."""
 
-    # May also have check(schema): refuse, before any work, what the first commit would fail at.
+    # May also have check(schema): refuse, before any work, what the first commit would fail at;
+    # and `in_driver = True` with use(spark): the driver writes it, when all rows have ended.
 
     def check_vacant(self) -> None:
         """Refuse a place that a new run must not take; touches nothing. Before any work is done."""
@@ -208,7 +210,7 @@ class Sink(Protocol):
 
 
 def open_sink(spec: Mapping[str, str | int | bool]) -> Sink:
-    """The sink of a spec: `parquet`, `delta`, `iceberg`, or `module:Class` built with the rest of it."""
+    """The sink of a spec: one of `KINDS`, or `module:Class` built with the rest of it."""
     rest = dict(spec)
     kind = rest.pop("kind", "")
     home = KINDS.get(str(kind), str(kind))
