@@ -15,7 +15,7 @@ from holdfast.spark.errors import NotAStage, RunChanged
 from holdfast.spark.sinks import DeltaSink, ParquetSink
 from tests.spark.test_stage import Place, note, tuples
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(300)
 
 COLUMNS = "id long, text string, n int, tags array<string>"
 

@@ -278,9 +278,8 @@ class Stage:
             failed = FailedRows(home, old, ranked=not follows)
             if not failed.kept:
                 return self._over(record, home, spark)
-            new = record if begun else again.remap_of(
-                home, old, self._new_record(home, prepared, None), follows=follows
-            )  # fmt: skip
+            new = record if begun else self._new_record(home, prepared, None)
+            new = new if begun else again.remap_of(home, old, new, follows=follows)
             return self._remap(home, spark, old, new, seen, prepared, (mapping, failed))
         except BaseException:
             home.close()
