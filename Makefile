@@ -97,9 +97,13 @@ bench-churn: setup  ## a PostgreSQL under churn with a backlog of a thousand and
 # Unless BUDGET is given: both parts need longer than `make bench`.
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 
+# Bytes of a result, and rows, of each run into a spool.
+SPOOL_SIZES = 8:1000000,4096:100000
+
 .PHONY: bench-spark
 bench-spark: setup  ## measure stages under faults and their speed beside naive Spark (BUDGET seconds, 1500)
 	$(BIN)/python -m bench.spark --budget-s $(SPARK_BUDGET)
+	$(BIN)/python -m bench.spark.spool --sizes $(SPOOL_SIZES)
 
 docs: setup  ## regenerate docs/traceability.md, docs/states.md and docs/spark-odd-inputs.md
 	$(BIN)/python tools/traceability.py

@@ -30,7 +30,8 @@ MARK = "only-the-input-says-this"
 RESULT = "only-a-result-says-this"
 
 
-@pytest.fixture(params=["directory", "s3"])
+# A directory is the lesser half of it: in the long suite.
+@pytest.fixture(params=[pytest.param("directory", marks=pytest.mark.deep), "s3"])
 def options(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, Any]:
     """`spool=` and, for an object store, `storage_options=`."""
     if request.param == "directory":
@@ -112,6 +113,7 @@ def test_the_spool_is_part_of_the_run(
     assert len(place.calls()) == ROWS
 
 
+@pytest.mark.deep
 def test_an_input_in_no_order_is_sorted_into_the_spool(
     spark: SparkSession, place: Place, directory: Path
 ) -> None:
@@ -145,7 +147,10 @@ def objects(directory: Path, kind: str) -> list[Path]:
     return sorted(path for path in (run / kind).rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("kind", ["i", "o"], ids=["input", "outcomes"])
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param("i", id="input", marks=pytest.mark.deep), pytest.param("o", id="outcomes")],
+)
 def test_a_run_whose_objects_are_lost_is_refused_before_any_call(
     spark: SparkSession, place: Place, directory: Path, kind: str
 ) -> None:
@@ -244,7 +249,7 @@ def test_a_grown_input_adopts_rows_of_a_spool(
 def test_the_lazy_form_reads_results_from_the_spool(
     spark: SparkSession, place: Place, options: dict[str, Any]
 ) -> None:
-    stage = place.stage(labelled(place.log), schema="y string", **options)
+    stage = place.stage(labelled(place.log), schema="y string", on_fail="keep", **options)
     df = table(spark).transform(stage)
     assert [tuple(row) for row in df.orderBy("id").collect()] == good(range(ROWS))
     assert df.count() == len(good(range(ROWS)))
@@ -252,6 +257,7 @@ def test_the_lazy_form_reads_results_from_the_spool(
     assert RESULT.encode() not in files(place.store)
 
 
+@pytest.mark.deep
 def test_an_output_is_written_from_the_spool_and_written_again(
     spark: SparkSession, place: Place, directory: Path
 ) -> None:
