@@ -22,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from bench.spark import children
 from bench.spark.calls import CALL_S, calls
 from bench.spark.driver import Job
 from bench.spark.faults import RUN_S, new_driver
@@ -198,13 +199,15 @@ COMPARED = {
         {"concurrency": CONCURRENCY},
     ),
 }  # fmt: skip
-METRICS = (*COMPARED, "resume")
+METRICS = (*COMPARED, "resume", "children")
 
 
 def measure(names: Sequence[str], directory: Path, until_s: float, turns: int) -> Iterator[Figure]:
     """The figures of these metrics, as they come."""
     if "resume" in names:
         yield from _resume(directory, turns)
+    if "children" in names:
+        yield _children(turns)
     compared = [name for name in COMPARED if name in names]
     if not compared:
         return
@@ -279,6 +282,20 @@ def _stage(spark: Any, directory: Path, name: str, one: Compared, rows: int) -> 
     with run:
         assert run.counts()["TERMINAL_SUCCESS"] == rows
     return took_s
+
+
+def _children(turns: int) -> Figure:
+    """Reports of 400 children at the ledger service; as many more wait for rows."""
+    found = [children.one(400, 400, 1000.0, 10.0) for _ in range(turns)]
+    cores = median(one.cores for one in found)
+    reached = median(one.reports_s for one in found)
+    return Figure(
+        "children",
+        "p95 of a report of 32 rows: 400 children, 1,000 reports/s in all, 400 more wait for rows",
+        [one.p95_ms / 1000 for one in found],
+        seconds_max=0.1,
+        note=f"{reached:,.0f} reports/s, service {cores:.2f} cores",
+    )
 
 
 def _resume(directory: Path, turns: int) -> Iterator[Figure]:

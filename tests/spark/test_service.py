@@ -164,6 +164,30 @@ def test_senseless_requests_are_refused_and_the_line_goes_on(filled: Serving) ->
 # --- before there is an input -------------------------------------------------------------------
 
 
+def test_reports_that_do_not_wait_for_their_answers_are_answered_in_order(filled: Serving) -> None:
+    line = filled.line()
+    grant = line.claim(20, begin=20)
+    rows = len(grant.seqs)
+    moves = [report(grant, done=[(seq, seq + 1)]) for seq in grant.seqs]
+    for move, data in moves:
+        line.send(step(None, move), data)
+    line.send(wire.Status())
+    left = [line.receive().moved[0].left for _ in moves]
+    assert left == list(range(rows - 1, -1, -1))
+    assert line.receive().status == "open"
+
+
+def test_a_report_is_durable_though_its_line_closes_at_once(filled: Serving) -> None:
+    line = filled.line()
+    grant = line.claim(5, begin=5)
+    move, data = report(grant, done=[(grant.seqs[0], grant.seqs[-1] + 1)])
+    line.send(step(None, move), data)
+    line.close()
+    other = filled.line("child/other")
+    while not codec.unpack_as(runs.Progress, other.ask(wire.Status()).progress).ended[0]:
+        pass
+
+
 def test_rows_cannot_be_asked_for_before_there_are_any(tmp_path: Path) -> None:
     with serving(tmp_path / "data") as service:
         line = service.line()

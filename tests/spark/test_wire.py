@@ -206,3 +206,31 @@ def test_fields_of_an_error_that_are_no_plain_values_travel_as_text(line: Line) 
         "found": [1, {"2": "<class 'object'>"}],
         "path": "broken",
     }
+
+
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 300, wire.READ_BYTES, 3 * wire.READ_BYTES]), max_size=5),
+    cut=st.integers(1, 1 << 17),
+)
+def test_requests_are_read_whole_however_the_bytes_arrive(sizes: list[int], cut: int) -> None:
+    sent = [(wire.Tokens(n), bytes([n]) * size) for n, size in enumerate(sizes)]
+    stream = b"".join(wire.frame(message, len(data)) + data for message, data in sent)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+
+        def write() -> None:
+            for at in range(0, len(stream), cut):
+                ours.sendall(stream[at : at + cut])
+            ours.shutdown(socket.SHUT_WR)
+
+        thread = threading.Thread(target=write, daemon=True)
+        thread.start()
+        requests = wire.Requests(theirs)
+        found = []
+        for _ in sent:
+            message, data = requests.next()
+            found.append((message, bytes(data)))
+        assert found == sent
+        with pytest.raises(wire.Closed):
+            requests.next()
+        thread.join()

@@ -163,6 +163,7 @@ class Committer:
                 final = board.terminal_prefix()
                 if final >= min(wanted, board.size) and final > self._at:
                     return final
+                desk.wanted_prefix = max(min(wanted, board.size), self._at + 1)
                 desk.changed.wait()
 
     def _part(self, span: Span) -> Part | KeptPart:

@@ -1,7 +1,7 @@
-"""What the ledger service does for whoever asks: one method a request of `wire`.
+"""What the ledger service does for each request of `wire`: one method a request.
 
-The desk keeps the board and its log; the office adds what surrounds it: input and outcomes, the
-rate, the figures that people watch. Requests come from many threads, one per connection.
+The desk keeps the decisions (`ledger.service`), their lock and their log; the office adds what surrounds them:
+input and outcomes, the rate, the run's record. Reports are posted; other requests come from many threads.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from holdfast.errors import (
     HoldfastError,
     IllegalTransition,
     Invalid,
+    StoreError,
     ValueTooLarge,
 )
 from holdfast.ledger import runs
@@ -30,7 +31,7 @@ from holdfast.ledger.board import Board, Entries
 from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.log import load
 from holdfast.ledger.records import Halted
-from holdfast.ledger.service.handlers import GRANT_BYTES_MAX
+from holdfast.ledger.service.handlers import GRANT_BYTES_MAX, Decision
 from holdfast.ledger.service.metrics import RunMetrics
 from holdfast.ledger.service.pace import Limits
 from holdfast.spark import merge, outcome_rows, run_writes, spool_reports, spool_upkeep, wire
@@ -38,6 +39,7 @@ from holdfast.spark.adoption import take_over
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Ticket
 from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.reply_ticket import ReplyTicket
 from holdfast.spark.rows import stream_of
 from holdfast.store.api import Store
 
@@ -219,6 +221,34 @@ class Office:
             decision = self.service.submit(owner, step, data, self.store.now_ns(), ticket)
             self._retime()
         ticket.wait()
+        return self._replied(decision)
+
+    def report(self, owner: str, step: wire.Step, data: memoryview, ticket: ReplyTicket) -> None:
+        """Post a step without a claim. The ticket sends the reply."""
+        self.desk.post(lambda: self._report(owner, step, data, ticket))
+
+    def _report(self, owner: str, step: wire.Step, data: memoryview, ticket: ReplyTicket) -> None:
+        """With the lock held, in the thread of the writer."""
+        try:
+            decision = self.service.submit(owner, step, data, self.store.now_ns(), ticket)
+        except HoldfastError as error:
+            ticket.refuse(error)
+            return
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            ticket.refuse(StoreError(what="report", why=why))
+            return
+        if decision.failure is None and decision.halted is None and not decision.stopped:
+            moved = decision.reply.moved
+            stop = next((one.stop for one in moved if one.stop), "")
+            ticket.reply = self._stepped(moved, None, stop)[0]
+        else:
+            # The record of the run is changed before the reply: not in the thread that writes the log.
+            ticket.reply_by(lambda: self._replied(decision)[0])
+        self._retime()
+
+    def _replied(self, decision: Decision) -> tuple[wire.Stepped, bytes]:
+        """The reply of a decision that is durable."""
         if decision.halted is not None:
             self.mark_halted(decision.halted)
         if decision.stopped:

@@ -5,8 +5,8 @@ charge on standard input and keeps that pipe open: the end of it means that the 
 the service hands out nothing more, takes what children have still to tell, commits it, gives the
 lease back and leaves. On standard output it says, once, where it listens, or why it cannot.
 
-Threads: one for each connection, one for the log, one for the commit, one that renews the lease
-and lets time pass. A service that loses its lease, or whose log fails, ends at once: whatever it
+Threads: one that reads all connections, a pool for requests that wait, one for the log, one for the
+commit, one that renews the lease and lets time pass. With TLS each connection has a thread of its own. A service that loses its lease, or whose log fails, ends at once: whatever it
 might still say would be about a run that is not its own.
 """
 
@@ -24,6 +24,7 @@ import socket
 import ssl
 import sys
 import threading
+import traceback
 from collections.abc import Iterator
 from typing import Any, BinaryIO
 
@@ -46,11 +47,13 @@ from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import RunLog, open_run
 from holdfast.spark import spool_upkeep, tls, wire
+from holdfast.spark.child_lines import ChildLine, ChildLines
 from holdfast.spark.commit import Committer
 from holdfast.spark.desk import Desk
 from holdfast.spark.journal import limber_up
 from holdfast.spark.office import Office
 from holdfast.spark.part_cuts import FILE_BYTES
+from holdfast.spark.reply_ticket import ReplyTicket
 from holdfast.spark.sinks import (
     open_sink,
     parquet,  # noqa: F401  loaded before the first commit needs it
@@ -138,8 +141,12 @@ def main() -> None:
         sys.exit(1)
     _tell(answers, Ready(service.port))
     threading.Thread(target=_until_alone, args=(source, service), daemon=True).start()
-    service.serve()
-    # At once: a thread still reads the pipe, and the interpreter would stumble over it.
+    try:
+        service.serve()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    # At once: threads still read the pipe and wait for claims, and the interpreter would wait for them.
     os._exit(0)
 
 
@@ -167,7 +174,10 @@ class Service:
         except BaseException:
             self.store.close()
             raise
-        self._lines = itertools.count(1)
+        self._line_numbers = itertools.count(1)
+        self._lines = ChildLines(
+            self._post, self._serve_one, lambda child: self._hang_up(child.line, child.owner)
+        )
         self._leaving = threading.Event()
         self._stopped = threading.Event()
         self.committer: Committer | None = None
@@ -301,6 +311,7 @@ class Service:
                 line.close()
 
     def _converse(self, line: socket.socket) -> None:
+        """Admit a connection. With TLS this thread serves it; else all are read by one thread."""
         owner = ""
         try:
             wire.tune(line)
@@ -309,30 +320,48 @@ class Service:
                 tls.handshake(line)
             owner = self._admit(line)
             line.settimeout(None)
+            child = ChildLine(line, owner)
+            if self._tls is None:
+                self._lines.add(child)
+                return
             while True:
-                request, data = wire.receive_request(line)
-                try:
-                    answer, attached = self._answer(owner, request, data)
-                except HoldfastError as error:
-                    answer, attached = wire.refused(error), b""
-                except Exception as error:
-                    why = f"{type(error).__name__}: {error}"
-                    print(f"holdfast: {type(request).__name__}: {why}", file=sys.stderr, flush=True)
-                    told = StoreError(what=type(request).__name__, why=why)
-                    answer, attached = wire.refused(told), b""
-                if len(attached) > wire.FRAME_BYTES_MAX:
-                    too_large = ValueTooLarge(what="answer", bytes=len(attached))
-                    answer, attached = wire.refused(too_large), b""
-                wire.send(line, answer, attached)
+                self._serve_one(child, *child.requests.next())
         except (OSError, HoldfastError):
             pass
-        finally:
-            self._strangers.remove(line)
-            with contextlib.suppress(OSError):
-                line.close()
-            if owner and not self._leaving.is_set():
-                with contextlib.suppress(HoldfastError):
-                    self.office.gone(owner)
+        self._hang_up(line, owner)
+
+    def _hang_up(self, line: socket.socket, owner: str) -> None:
+        self._strangers.remove(line)
+        with contextlib.suppress(OSError):
+            line.close()
+        if owner and not self._leaving.is_set():
+            with contextlib.suppress(HoldfastError):
+                self.office.gone(owner)
+
+    def _post(self, child: ChildLine, request: Any, data: memoryview) -> bool:
+        """Post a report: its reply needs nothing but the commit. False: it is another request."""
+        if not isinstance(request, wire.Step) or request.claim is not None:
+            return False
+        if not self.office.desk.has_board:
+            return False
+        child.sent = ReplyTicket(child.line)
+        self.office.report(child.owner, request, data, child.sent)
+        return True
+
+    def _serve_one(self, child: ChildLine, request: Any, data: memoryview) -> None:
+        try:
+            answer, attached = self._answer(child.owner, request, data)
+        except HoldfastError as error:
+            answer, attached = wire.refused(error), b""
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"
+            print(f"holdfast: {type(request).__name__}: {why}", file=sys.stderr, flush=True)
+            told = StoreError(what=type(request).__name__, why=why)
+            answer, attached = wire.refused(told), b""
+        if len(attached) > wire.FRAME_BYTES_MAX:
+            too_large = ValueTooLarge(what="answer", bytes=len(attached))
+            answer, attached = wire.refused(too_large), b""
+        wire.send(child.line, answer, attached)
 
     def _admit(self, line: socket.socket) -> str:
         hello, _ = wire.receive_request(line, HELLO_BYTES_MAX)
@@ -344,7 +373,7 @@ class Service:
         self._strangers.remove(line)
         record = self.office.record
         # A child that connects again is another owner: what the old line held goes with that line.
-        owner = f"{hello.owner}#{next(self._lines)}"
+        owner = f"{hello.owner}#{next(self._line_numbers)}"
         if owner.startswith("child/"):
             self.office.connected(owner)
         wire.send(line, wire.Welcome(record.run_id, record.size, record.policy.lease_ns))

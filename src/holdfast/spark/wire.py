@@ -41,6 +41,7 @@ from holdfast.ledger.service.messages import (
 )
 
 FRAME_BYTES_MAX: Final = 1 << 30
+READ_BYTES: Final = 1 << 16
 _LENGTHS: Final = struct.Struct("<II")
 
 
@@ -277,12 +278,16 @@ _decode_answer: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Answer)
 Bytes = bytes | bytearray | memoryview
 
 
-def send(line: socket.socket, message: Message, *attached: Bytes) -> None:
+def frame(message: Message, size: int = 0) -> bytes:
+    """A message as it is sent, but for the attachment of so many bytes."""
     head = _encode(message)
-    size = sum(len(part) for part in attached)
     if size > FRAME_BYTES_MAX:
         raise Invalid(what="frame", bytes=size, max=FRAME_BYTES_MAX)
-    line.sendall(_LENGTHS.pack(len(head), size) + head)
+    return _LENGTHS.pack(len(head), size) + head
+
+
+def send(line: socket.socket, message: Message, *attached: Bytes) -> None:
+    line.sendall(frame(message, sum(len(part) for part in attached)))
     for part in attached:
         if len(part):
             line.sendall(part)
@@ -315,6 +320,68 @@ def tune(line: socket.socket) -> None:
             line.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), seconds)
 
 
+class Requests:
+    """Reads the requests of one connection. A short one, which is most of them, takes one call of the system."""
+
+    def __init__(self, line: socket.socket) -> None:
+        self._line = line
+        self._read = b""
+
+    @property
+    def begun(self) -> bool:
+        """Whether there are bytes of a request that was not taken."""
+        return bool(self._read)
+
+    @property
+    def long(self) -> bool:
+        """Whether a request has begun that is too long to wait for it here."""
+        return self._sizes()[1] > READ_BYTES
+
+    def read(self) -> bool:
+        """Take in what has come, without waiting. False: the connection is closed."""
+        try:
+            got = self._line.recv(READ_BYTES, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        self._read += got
+        return bool(got)
+
+    def ready(self) -> tuple[Any, memoryview] | None:
+        """The next request, if all of it has come."""
+        head_end, total = self._sizes()
+        if not total or len(self._read) < total:
+            return None
+        view, self._read = memoryview(self._read), self._read[total:]
+        return _decoded(_decode_request, view[_LENGTHS.size : head_end]), view[head_end:total]
+
+    def next(self) -> tuple[Any, memoryview]:
+        """The next request; waits for it."""
+        while len(self._read) < _LENGTHS.size:
+            got = self._line.recv(READ_BYTES)
+            if not got:
+                raise Closed("the connection was closed")
+            self._read += got
+        head_end, total = self._sizes()
+        if len(self._read) >= total:
+            found = self.ready()
+            assert found is not None
+            return found
+        read, self._read = self._read, b""
+        view = memoryview(bytearray(total))
+        view[: len(read)] = read
+        _fill(self._line, view[len(read) :])
+        return _decoded(_decode_request, view[_LENGTHS.size : head_end]), view[head_end:]
+
+    def _sizes(self) -> tuple[int, int]:
+        """Where the head of the next request ends, and the request. Zeros: not known yet."""
+        if len(self._read) < _LENGTHS.size:
+            return 0, 0
+        head_size, size = _LENGTHS.unpack_from(self._read)
+        if head_size > FRAME_BYTES_MAX or size > FRAME_BYTES_MAX:
+            raise Invalid(what="frame", bytes=max(head_size, size), max=FRAME_BYTES_MAX)
+        return _LENGTHS.size + head_size, _LENGTHS.size + head_size + size
+
+
 class Closed(ConnectionError):
     """The other side hung up between frames."""
 
@@ -325,24 +392,30 @@ def _receive(
     head_size, size = _LENGTHS.unpack(_exactly(line, _LENGTHS.size))
     if head_size > bytes_max or size > bytes_max:
         raise Invalid(what="frame", bytes=max(head_size, size), max=bytes_max)
-    head = _exactly(line, head_size)
+    return _decoded(decoder, _exactly(line, head_size)), _exactly(line, size)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[Any], head: memoryview) -> Any:
     try:
-        message = decoder.decode(head)
+        return decoder.decode(head)
     except msgspec.MsgspecError as error:
         raise Invalid(what="frame", why=str(error)) from None
-    return message, _exactly(line, size)
 
 
 def _exactly(line: socket.socket, size: int) -> memoryview:
     buffer = bytearray(size)
     view = memoryview(buffer)
+    _fill(line, view)
+    return view
+
+
+def _fill(line: socket.socket, view: memoryview) -> None:
     at = 0
-    while at < size:
+    while at < len(view):
         got = line.recv_into(view[at:])
         if not got:
             raise Closed("the connection was closed")
         at += got
-    return view
 
 
 def _plain(value: Any) -> Any:

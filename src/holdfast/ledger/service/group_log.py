@@ -36,9 +36,11 @@ class Ticket:
         self.error: HoldfastError | None = None
 
     def settle(self, error: HoldfastError | None) -> None:
-        self.error = error
-        self.settled = True
-        self.wake()
+        """The first word counts."""
+        if not self.settled:
+            self.error = error
+            self.settled = True
+            self.wake()
 
     def wake(self) -> None:
         """Tell the waiting side to look. The callers of the service say how."""
