@@ -1,9 +1,9 @@
-"""The connections of children: one thread reads them all, and posts the reports.
+"""The connections of children: one thread reads them all, and posts the steps.
 
 A thread for each connection would wait for the interpreter after every read, and hundreds of them spend more on
-that than on the work. Reports are the bulk, and short: they are read here and posted to the writer of the log,
-which also sends the reply. Any other request, and a report that is long, is served by a thread of a pool, which
-may wait; its connection is not read meanwhile, since one request has one answer.
+that than on the work. Steps (reports, claims) are the bulk, and short: they are read here and posted to the writer
+of the log, which also sends the reply. Any other request, and a step that is long, is taken by a thread of a pool,
+which may wait; its connection is not read meanwhile, since one request has one answer.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from holdfast.errors import HoldfastError
 from holdfast.spark import wire
 from holdfast.spark.reply_ticket import ReplyTicket
 
-# Claims wait for rows in these threads, one of each child.
-THREADS_MAX = 4096
+# As many requests that are no steps are served at once: outcomes, blocks of the input.
+THREADS_MAX = 512
 
 
 class ChildLine:
-    """One connection, admitted. `sent` is the ticket of its last report."""
+    """One connection, admitted. `sent` is the ticket of its last step."""
 
     def __init__(self, line: socket.socket, owner: str) -> None:
         self.line = line
@@ -35,19 +35,19 @@ class ChildLine:
         self.sent: ReplyTicket | None = None
 
 
-# Posts a request if it is a report; False: it is another one.
+# Posts a request if it is a step; False: it is another one.
 Post = Callable[[ChildLine, Any, memoryview], bool]
 # Serves one request, and may wait.
 Serve = Callable[[ChildLine, Any, memoryview], None]
 
 
 class ChildLines:
-    """`closed` is told of each connection that ended, in a thread that may wait."""
+    """`ended` is told of each connection that ended, in a thread that may wait."""
 
-    def __init__(self, post: Post, serve: Serve, closed: Callable[[ChildLine], None]) -> None:
+    def __init__(self, post: Post, serve: Serve, ended: Callable[[ChildLine], None]) -> None:
         self._post = post
         self._serve = serve
-        self._closed = closed
+        self._ended = ended
         self._selector = selectors.DefaultSelector()
         self._added: deque[ChildLine] = deque()
         self._wake_in, self._wake_out = socket.socketpair()
@@ -88,12 +88,12 @@ class ChildLines:
         if alive:
             self._take(child)
         else:
-            self._hand_over(child, self._end)
+            self._hand_over(child, self._ended)
 
     def _take(self, child: ChildLine) -> None:
-        """Post the reports that are there; another request goes to the pool."""
+        """Post the steps that are there; another request goes to the pool."""
         while True:
-            if child.sent is not None and not child.sent.settled:
+            if child.sent is not None and not child.sent.answered:
                 if child.requests.begun:
                     # It did not wait for its answer: it is served by a thread that does.
                     self._hand_over(child, self._next)
@@ -101,7 +101,7 @@ class ChildLines:
             try:
                 found = child.requests.ready()
             except HoldfastError:
-                self._hand_over(child, self._end)
+                self._hand_over(child, self._ended)
                 return
             if found is None:
                 if child.requests.long:
@@ -124,7 +124,7 @@ class ChildLines:
                 child.sent.until_settled()
             request, data = child.requests.next()
         except (OSError, HoldfastError):
-            self._end(child)
+            self._ended(child)
             return
         if self._post(child, request, data):
             self.add(child)
@@ -135,12 +135,6 @@ class ChildLines:
         try:
             self._serve(child, request, data)
         except (OSError, HoldfastError):
-            self._end(child)
+            self._ended(child)
             return
         self.add(child)
-
-    def _end(self, child: ChildLine) -> None:
-        if child.sent is not None:
-            # Its reply is sent by another thread: not to a descriptor that is used again.
-            child.sent.until_settled()
-        self._closed(child)

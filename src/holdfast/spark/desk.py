@@ -1,8 +1,8 @@
 """The lock and the writer thread around the decisions of one run (`ledger.service`).
 
 Requests are decided under one lock; one thread writes what has gathered as one commit, and a request is answered
-when its ticket is settled. A claim is decided in the thread of its connection. A report is posted: the writer
-decides all that were posted and writes them in its next commit. Hundreds of threads that each took the lock for a
+when its ticket is settled. Steps of children are posted: the writer decides all that were posted and writes them in
+its next commit. Hundreds of threads that each took the lock for a
 tenth of a millisecond would hand it, and the interpreter, from one to the next at every report.
 """
 
@@ -42,6 +42,11 @@ class Ticket(group_log.Ticket):
         self.until_settled()
         if self.error is not None:
             raise self.error
+
+    @property
+    def answered(self) -> bool:
+        """Whether threads that wait for it have gone on."""
+        return not self._gate.locked()
 
     def until_settled(self) -> None:
         with self._gate:

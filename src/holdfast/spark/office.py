@@ -223,29 +223,31 @@ class Office:
         ticket.wait()
         return self._replied(decision)
 
-    def report(self, owner: str, step: wire.Step, data: memoryview, ticket: ReplyTicket) -> None:
-        """Post a step without a claim. The ticket sends the reply."""
-        self.desk.post(lambda: self._report(owner, step, data, ticket))
+    def post_step(self, owner: str, step: wire.Step, data: memoryview, ticket: ReplyTicket) -> None:
+        """Have the writer of the log decide a step. The ticket sends the reply."""
+        self.desk.post(lambda: self._decide(owner, step, data, ticket))
 
-    def _report(self, owner: str, step: wire.Step, data: memoryview, ticket: ReplyTicket) -> None:
+    def _decide(self, owner: str, step: wire.Step, data: memoryview, ticket: ReplyTicket) -> None:
         """With the lock held, in the thread of the writer."""
         try:
+            for move in step.moves:
+                spool_reports.check_report(self.record, move)
             decision = self.service.submit(owner, step, data, self.store.now_ns(), ticket)
         except HoldfastError as error:
-            ticket.refuse(error)
+            ticket.settle(error)
             return
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"
-            ticket.refuse(StoreError(what="report", why=why))
+            ticket.settle(StoreError(what="step", why=f"{type(error).__name__}: {error}"))
             return
-        if decision.failure is None and decision.halted is None and not decision.stopped:
-            moved = decision.reply.moved
-            stop = next((one.stop for one in moved if one.stop), "")
-            ticket.reply = self._stepped(moved, None, stop)[0]
-        else:
-            # The record of the run is changed before the reply: not in the thread that writes the log.
-            ticket.reply_by(lambda: self._replied(decision)[0])
+        ticket.decided(lambda: self._short(decision), lambda: self._replied(decision))
         self._retime()
+
+    def _short(self, decision: Decision) -> wire.Stepped | None:
+        """The reply, if nothing is read or written for it."""
+        changes_record = decision.halted is not None or decision.stopped
+        if decision.failure or changes_record or isinstance(decision.reply.answer, Grant):
+            return None
+        return self._replied(decision)[0]
 
     def _replied(self, decision: Decision) -> tuple[wire.Stepped, bytes]:
         """The reply of a decision that is durable."""
@@ -398,6 +400,10 @@ class Office:
         with self.desk.lock:
             self.service.on_disconnect(owner, self.store.now_ns())
             self.desk.changed.notify_all()
+
+    def post_gone(self, owner: str) -> None:
+        """The same, behind the steps of this connection that were posted."""
+        self.desk.post(lambda: self.gone(owner))
 
     def tick(self) -> None:
         """What time alone brings: leases that run out, the end of a grace, claims whose time is up."""

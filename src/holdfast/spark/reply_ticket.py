@@ -1,7 +1,7 @@
-"""A ticket that sends the reply to a report itself, in the thread that made the commit.
+"""A ticket that sends the reply to a step itself, in the thread that made the commit.
 
-The thread of the connection is back at its socket by then. Hundreds of children report at once, and each hand-over
-between threads costs more than the decision.
+The thread that read the step has gone on by then. Hundreds of children report at once, and each hand-over between
+threads costs more than the decision.
 """
 
 from __future__ import annotations
@@ -11,50 +11,56 @@ import socket
 import threading
 from collections.abc import Callable
 
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreError
 from holdfast.spark import wire
 from holdfast.spark.desk import Ticket
 
+# The reply of a decision that is durable. None: it takes more than that, and a thread that may wait.
+Short = Callable[[], wire.Message | None]
+Long = Callable[[], tuple[wire.Message, bytes]]
+
 
 class ReplyTicket(Ticket):
-    """`reply`, or how to come by it, is set before the ticket can be settled."""
+    """Settled and decided, in either order, it sends the reply; then threads that wait for it go on."""
 
     def __init__(self, line: socket.socket) -> None:
         super().__init__()
-        self.reply: wire.Message | None = None
         self._line = line
-        self._compute: Callable[[], wire.Message] | None = None
+        self._decided: tuple[Short, Long] | None = None
 
-    def reply_by(self, compute: Callable[[], wire.Message]) -> None:
-        """The reply takes more than the commit: compute it, in a thread of its own, after that."""
-        self._compute = compute
-
-    def refuse(self, error: HoldfastError) -> None:
-        """Reply that nothing was decided."""
-        self.reply = None
-        self.settle(error)
+    def decided(self, short: Short, long: Long) -> None:
+        """How to come by the reply. Called where the decision is made, under its lock."""
+        self._decided = short, long
+        if self.settled:
+            self.wake()
 
     def wake(self) -> None:
-        if self.error is None and self._compute is not None:
-            threading.Thread(target=self._computed, args=(self._compute,), daemon=True).start()
+        if self.error is not None:
+            self._send(wire.refused(self.error))
+        elif self._decided is None:
             return
-        self._send(wire.refused(self.error) if self.error is not None else self.reply)
+        elif (message := self._decided[0]()) is not None:
+            self._send(message)
+        else:
+            threading.Thread(target=self._reply, args=(self._decided[1],), daemon=True).start()
+            return
         super().wake()
 
-    def _computed(self, compute: Callable[[], wire.Message]) -> None:
+    def _reply(self, long: Long) -> None:
+        message: wire.Message
         try:
-            message = compute()
+            message, data = long()
         except HoldfastError as error:
-            message = wire.refused(error)
+            message, data = wire.refused(error), b""
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            message = wire.refused(HoldfastError(what="report", why=why))
-        self._send(message)
+            message, data = wire.refused(StoreError(what="step", why=why)), b""
+        with contextlib.suppress(OSError):
+            wire.send(self._line, message, data)
         super().wake()
 
-    def _send(self, message: wire.Message | None) -> None:
+    def _send(self, message: wire.Message) -> None:
         """Never waits: a child that does not read its replies loses its connection."""
-        assert message is not None
         frame = wire.frame(message)
         with contextlib.suppress(OSError):
             if self._line.send(frame, socket.MSG_DONTWAIT) == len(frame):

@@ -175,9 +175,7 @@ class Service:
             self.store.close()
             raise
         self._line_numbers = itertools.count(1)
-        self._lines = ChildLines(
-            self._post, self._serve_one, lambda child: self._hang_up(child.line, child.owner)
-        )
+        self._lines = ChildLines(self._post, self._serve_one, self._ended)
         self._leaving = threading.Event()
         self._stopped = threading.Event()
         self.committer: Committer | None = None
@@ -339,14 +337,23 @@ class Service:
                 self.office.gone(owner)
 
     def _post(self, child: ChildLine, request: Any, data: memoryview) -> bool:
-        """Post a report: its reply needs nothing but the commit. False: it is another request."""
-        if not isinstance(request, wire.Step) or request.claim is not None:
-            return False
-        if not self.office.desk.has_board:
+        """Post a step to the writer of the log. False: it is another request."""
+        if not isinstance(request, wire.Step) or not self.office.desk.has_board:
             return False
         child.sent = ReplyTicket(child.line)
-        self.office.report(child.owner, request, data, child.sent)
+        self.office.post_step(child.owner, request, data, child.sent)
         return True
+
+    def _ended(self, child: ChildLine) -> None:
+        """A connection that was read by the thread of all lines has ended."""
+        if not self._leaving.is_set():
+            self.office.post_gone(child.owner)
+        if child.sent is not None:
+            # Its reply is sent by another thread: not to a descriptor that is used again.
+            child.sent.until_settled()
+        self._strangers.remove(child.line)
+        with contextlib.suppress(OSError):
+            child.line.close()
 
     def _serve_one(self, child: ChildLine, request: Any, data: memoryview) -> None:
         try:
