@@ -166,7 +166,7 @@ class DeltaSink:
                 check_writable(self._local)
             else:
                 remote = self._remote()
-                with remote.open_output_stream(PROBE) as stream:
+                with self._writing(PROBE) as stream:
                     stream.write(b"writable")
                 remote.delete_file(PROBE)
 
@@ -344,7 +344,7 @@ class DeltaSink:
             scratch = self._local / SCRATCH
             replace_file(self._local / name, data, scratch=scratch, step=self._step)
         else:
-            with self._remote().open_output_stream(name) as stream:
+            with self._writing(name) as stream:
                 stream.write(data)
 
     def _read_list(self, run_id: str) -> list[PartFile] | None:
@@ -496,10 +496,17 @@ class DeltaSink:
         first = next(groups, None)
         if first is None:
             return PartFile("", part.lo, part.hi, 0, 0, "")
-        with self._remote().open_output_stream(name) as stream:
+        with self._writing(name) as stream:
             rows = write_groups(self._schema, chain([first], groups), stream)
             length = stream.tell()
         return PartFile(name, part.lo, part.hi, rows, length, "")
+
+    @contextlib.contextmanager
+    def _writing(self, name: str) -> Iterator[Any]:
+        """An object under way. The library takes bytes alone, and Arrow hands it buffers."""
+        raw = self._remote().handler._handler.open_output_stream(name)
+        yield pa.PythonFile(_Bytes(raw), "w")
+        raw.close()  # left open, it comes to nothing
 
     def _remote(self) -> Any:
         from deltalake.fs import DeltaStorageHandler
@@ -607,6 +614,22 @@ def _demand(table: Any) -> str:
         return f"writer version {protocol.min_writer_version}"
     checked = [f.name for f in table.schema().fields if "delta.invariants" in f.metadata]
     return f"an invariant of {', '.join(checked)}" if checked else ""
+
+
+class _Bytes:
+    def __init__(self, raw: Any) -> None:
+        self._raw = raw
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        view = memoryview(data)
+        self._raw.write(bytes(view))
+        return view.nbytes
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None:
+        """Arrow closes its file; the object ends with the `with` block, which knows of errors."""
 
 
 class _Statistics:
