@@ -143,7 +143,7 @@ def test_the_writer_does_not_import_from_the_current_directory(tmp_path: Path) -
         cwd=trap,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
     assert ran.stdout.strip() == "opened", ran.stderr
@@ -234,3 +234,44 @@ def test_a_duty_that_somebody_is_at_is_left_to_him(store: LmdbStore) -> None:
     holder.join(30)
     assert duty.take()
     duty.release()
+
+
+# In a process by itself: if it hangs, then for good, with the interpreter's lock.
+COLLECTED_WHILE_ONE_LOOKS = """
+import faulthandler, gc, threading
+from holdfast.store.duty import Duty
+
+class Cycle:
+    def __init__(self):
+        self.own = self
+        self.local = threading.local()
+
+faulthandler.dump_traceback_later(120, exit=True)
+duty = Duty("no file", frozenset())
+duty.take()
+for threshold in range(1, 100):
+    gc.disable()
+    gc.collect()
+    Cycle()
+    gc.set_threshold(threshold)
+    # One of these has the collection begin while the frames of the threads are gathered.
+    gc.enable()
+    duty.take(look=True)
+    assert gc.isenabled()
+gc.disable()
+duty.take(look=True)
+assert not gc.isenabled()
+print("looked")
+"""
+
+
+def test_a_collection_of_garbage_while_a_thread_looks_does_not_hang() -> None:
+    """Python 3.11 gathers the frames under a lock that the end of a `threading.local` takes, too."""
+    ran = subprocess.run(
+        [sys.executable, "-c", COLLECTED_WHILE_ONE_LOOKS],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ran.stdout.strip() == "looked", ran.stderr

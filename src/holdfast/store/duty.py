@@ -7,8 +7,12 @@ who looks takes it.
 
 from __future__ import annotations
 
+import gc
+import operator
 import sys
 import threading
+from types import FrameType
+from typing import Any
 
 from holdfast.clock import SYSTEM, S
 
@@ -16,6 +20,23 @@ from holdfast.clock import SYSTEM, S
 LOOK_S = 0.25
 # A duty that nobody is at for this long has lost its owner.
 ORPHANED_S = 0.2
+
+
+def _frames() -> dict[int, FrameType]:
+    """The current frame of each thread."""
+    if sys.version_info >= (3, 12):
+        return sys._current_frames()
+    # Python 3.11 may begin a collection in there, which waits for ever for a lock that this very call has
+    # (gh-106883). Called from C, one after the other: no thread, no signal and no fork comes in between.
+    after = gc.enable if gc.isenabled() else gc.disable
+    steps: tuple[Any, ...] = (gc.disable, sys._current_frames, after)
+    frames: dict[int, FrameType]
+    try:
+        _, frames, _ = map(operator.call, steps)
+    except BaseException:
+        after()
+        raise
+    return frames
 
 
 class Duty:
@@ -65,7 +86,7 @@ class Duty:
 
     def _is_at_it(self, thread: int | None) -> bool:
         """Whether a thread does what takes a duty."""
-        frame = sys._current_frames().get(thread or 0)
+        frame = _frames().get(thread or 0)
         while frame is not None:
             if frame.f_code.co_filename == self._file and frame.f_code.co_name in self._names:
                 return True
