@@ -230,6 +230,20 @@ def services(pid: int) -> list[int]:
     return [each for each in _below(pid, table) if SERVICE in table[each].args]
 
 
+def service_of(pid: int, store: Path) -> int:
+    """The ledger service below `pid` that has this store open. One of an earlier run may still be leaving."""
+    [found] = [each for each in services(pid) if _has_open(each, str(store))]
+    return found
+
+
+def _has_open(pid: int, directory: str) -> bool:
+    try:
+        files = [os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return False
+    return any(file.startswith(f"{directory}/") for file in files)
+
+
 def _daemon(
     program: str,
     *args: str,

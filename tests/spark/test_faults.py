@@ -26,7 +26,7 @@ from holdfast.spark import Stage
 from holdfast.spark.run import Run
 from holdfast.spark.session import session
 from tests.process.watch import seen, until
-from tests.spark.clusters import Cluster, cluster, services
+from tests.spark.clusters import Cluster, cluster, service_of
 from tests.spark.conftest import LOCAL
 
 ROWS = 800
@@ -181,8 +181,7 @@ def test_a_ledger_service_that_is_killed_comes_back_and_nothing_is_called_again(
 
     def kill() -> None:
         trial.reached(ROWS // 3)
-        [service] = services(os.getpid())
-        os.kill(service, signal.SIGKILL)
+        os.kill(service_of(os.getpid(), trial.home / "store"), signal.SIGKILL)
 
     trial.run(kill)
     assert trial.checked() == undisturbed["all"]
