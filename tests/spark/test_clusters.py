@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from holdfast.spark.session import session
@@ -20,6 +21,7 @@ def count(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     )
 
 
+@pytest.mark.deep
 def test_a_cluster_of_two_workers_runs_a_job_on_both_and_shows_its_processes(
     tmp_path: Path,
 ) -> None:

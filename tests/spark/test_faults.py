@@ -250,6 +250,7 @@ def local_job(home: Path, poison: list[int]) -> Job:
     )
 
 
+@pytest.mark.deep
 def test_rows_that_kill_their_interpreter_fail_alone_in_a_local_session(
     driver: Driver, undisturbed: dict[str, dict[str, str]], tmp_path: Path
 ) -> None:

@@ -31,6 +31,7 @@ def test_a_missing_key_column_is_refused(connected: SparkSession, folder: Folder
         ingest(connected.range(3), ["doc_id"], folder.connect)
 
 
+@pytest.mark.deep
 def test_a_plan_over_files_is_trusted_however_wide(connected: SparkSession, tmp_path: Path) -> None:
     path = str(tmp_path / "in")
     connected.range(10).write.parquet(path)

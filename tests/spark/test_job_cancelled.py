@@ -37,7 +37,9 @@ def the_stage(spark: SparkSession) -> None:
     spark.sparkContext._jsc.sc().cancelStage(stage)
 
 
-@pytest.mark.parametrize("kill", [all_jobs, the_job, the_stage])
+@pytest.mark.parametrize(
+    "kill", [the_job, *(pytest.param(one, marks=pytest.mark.deep) for one in (all_jobs, the_stage))]
+)
 def test_a_killed_job_ends_the_drive_and_the_run_resumes(
     spark: SparkSession, place: Place, kill: Callable[[SparkSession], None]
 ) -> None:

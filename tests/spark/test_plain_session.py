@@ -27,6 +27,7 @@ assert spark.sparkContext.pythonExec == "python3", "the user's own functions run
 
 
 @pytest.mark.timeout(180)
+@pytest.mark.deep
 def test_a_session_that_names_no_python_runs_the_stage_on_the_present_one(tmp_path: Path) -> None:
     bare = tmp_path / "bin"
     bare.mkdir()

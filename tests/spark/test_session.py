@@ -79,6 +79,7 @@ TINY_JOB = """
 """
 
 
+@pytest.mark.deep
 def test_spark_runs_on_the_java_from_pypi_where_there_is_none_quietly_and_on_loopback_alone(
     no_java: dict[str, str],
 ) -> None:
