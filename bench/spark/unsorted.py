@@ -80,7 +80,7 @@ def stage(spark: Any, source: Path, output: Path, store: Path, name: str, spool:
     began = time.monotonic()
     df = spark.read.parquet(str(source))
     work = Stage(
-        name, measured, key="id", schema=SCHEMA, store=str(store), batch=True, **options
+        name, measured, key="id", schema=SCHEMA, store=str(store), batch=True, progress="quiet", **options
     )  # fmt: skip
     with work.run(df, output=output):
         return time.monotonic() - began
