@@ -215,7 +215,7 @@ class Board(Position):
         final, retried = judge.judge(self, done, now_ns)
         self._expires[epoch] = max(self._expires[epoch], now_ns + self.policy.lease_ns)
         if not stop and self.policy.stop.armed and (why := self._reached(final, errors or {})):
-            # The rows that this report would begin are not begun any more.
+            # The board begins no row that this report names.
             stop, begun = "stopped", []
             entries = [
                 self._decide(Advanced(now_ns, epoch, n, digest, final, retried, begun, stop))
@@ -297,7 +297,7 @@ class Board(Position):
         return True, [self._decide(Cancelled(max(now_ns, self.decided_ns)))]
 
     def resume(self, now_ns: int) -> Entries:
-        """Somebody starts the run again: it is handed out, and the stop rules count anew."""
+        """Hand out rows of a stopped run again. The stop rules count from zero."""
         if self.halted is not None or not (self.stopped or self.policy.stop.armed):
             return []
         return [self._decide(Resumed(max(now_ns, self.decided_ns)))]
@@ -451,7 +451,7 @@ class Board(Position):
         return [self._decide(Counted(now_ns, 0.0, counted))] if counted else []
 
     def _count_lost(self, entry: Reclaimed, now_ns: int) -> Entries:
-        """Rows that a reclaim failed for good count as those that were reported."""
+        """Count rows that a reclaim failed for good like reported failures."""
         rows = sum(hi - lo for lo, hi in entry.failed)
         if not rows or not self.policy.stop.armed:
             return []

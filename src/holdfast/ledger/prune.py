@@ -22,7 +22,7 @@ from holdfast.ledger.runs import RunRecord
 from holdfast.store.api import Store, Txn
 
 KEEP = 3
-# Blocks are megabytes: one transaction removes so many rows.
+# Rows that one transaction removes at most: a block has megabytes.
 ROWS_MAX = 100
 LEASE_NS = 30 * S
 
@@ -138,7 +138,7 @@ def delete(store: Store, name: str, run_ids: Sequence[str], objects: Objects | N
 def _delete_objects(
     store: Store, held: lease.Lease, name: str, run_id: str, objects: Objects | None
 ) -> None:
-    """A run is marked before its objects go: nothing goes on with half of them."""
+    """Mark a run before its objects are deleted, so that no driver resumes it with half of them."""
     record = store.read(runs.get, run_id)
     if record is None or record.name != name or not record.spool:
         return

@@ -234,7 +234,7 @@ class Chunk(Record, frozen=True):
     cost: float
     calls: int
     spent_us_log2: list[int]
-    # Above 0: the row holds nothing else, and the chunk lies in so many parts (`part_key`).
+    # Above 0: the number of rows that hold the chunk (`part_key`). This row then holds nothing else.
     parts: int = 0
     # The object with the seqs and the batch, which are empty here; its results are of [lo, hi).
     at: Stored | None = None
