@@ -1,7 +1,8 @@
 """`python -m bench.spark.driver`: a Spark driver that does one job after another, until it is killed.
 
 The first line of standard input is how to make the session, every later one a `Job`, both JSON.
-`ready APP_ID` says that a warm-up ran on all executors; each job ends with a line `done JSON`.
+`ready APP_ID` says that a warm-up ran on all executors; so does one before each job. A job ends with a line
+`done JSON`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import msgspec
 from bench.spark.calls import NAIVE_SCHEMA, SCHEMA, Naive, Paid
 
 PR_SET_PDEATHSIG = 1
+WARM_S = 60.0
 
 
 class Session(msgspec.Struct):
@@ -63,12 +65,29 @@ def main() -> None:
     said = msgspec.json.decode(sys.stdin.readline(), type=Session)
     spark = session(said.master, app="bench", config=said.config)
     slots = spark.sparkContext.defaultParallelism
-    spark.range(0, slots, 1, slots).mapInArrow(_nothing, "id long").collect()
+    warm(spark, slots)
     print("ready", spark.sparkContext.applicationId, flush=True)
     for line in sys.stdin:
+        # The job before it may have lost an executor: no job pays for the fault of another.
+        warm(spark, slots)
         done = do(spark, msgspec.json.decode(line, type=Job))
         print("done", msgspec.json.encode(done).decode(), flush=True)
     spark.stop()
+
+
+def warm(spark: Any, slots: int) -> None:
+    """Wait until each slot has an executor with a Python worker. On a cluster an executor has one slot."""
+    context = spark.sparkContext
+    if not str(context.master).startswith("local"):
+        until = time.monotonic() + WARM_S
+        while _executors(context) < slots and time.monotonic() < until:
+            time.sleep(0.1)
+    spark.range(0, 4 * slots, 1, 4 * slots).mapInArrow(_nothing, "id long").collect()
+
+
+def _executors(context: Any) -> int:
+    """The driver itself is one of those that Spark counts."""
+    return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 
 def do(spark: Any, job: Job) -> Done:

@@ -26,6 +26,7 @@ MODULES = ("holdfast.store.pages", "holdfast.store.readback", "holdfast.ops.unre
 
 LIMITS = WriterLimits(linger_s=0.2, reader_check_s=0.2)
 CASES = 60
+KNOWN_GAPS = ("the user's", "no second source")
 CASES_DEEP = 1000
 
 
@@ -42,9 +43,9 @@ def check(results: list[Result]) -> None:
     recovered = ("refused", "unchanged")
     logs = [one for one in results if one.damage.file != "data.mdb"]
     assert [one for one in logs if one.outcome not in recovered] == [], told
-    # LMDB has no checksums: in a value that is the user's own, nothing tells.
+    # LMDB has no checksums: nothing finds damage to a value of the user, or to a field that is stored once.
     silent = [one for one in results if one.outcome == "nothing"]
-    assert [one for one in silent if not one.why.startswith("the user's")] == [], told
+    assert [one for one in silent if not one.why.startswith(KNOWN_GAPS)] == [], told
     assert len(silent) <= len(results) // 10, told
 
 

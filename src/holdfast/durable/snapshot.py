@@ -78,6 +78,12 @@ def load(txn: Txn, subject: str, height: int) -> bytes:
     return state
 
 
+def hash_at(txn: Txn, subject: str, height: int) -> bytes | None:
+    """The hash of the snapshot at a height, None if there is no such snapshot."""
+    row = txn.get(_at(subject, height))
+    return None if row is None else _decode(row).hash
+
+
 def heights(txn: Txn, subject: str, limit: int) -> list[int]:
     """Heights that have a snapshot, highest first."""
     check_limit(limit)

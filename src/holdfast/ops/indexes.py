@@ -19,7 +19,7 @@ from holdfast.authority import dispatch_log
 from holdfast.authority.dispatch import DispatchRecord, mark_of
 from holdfast.config import BATCH_MAX
 from holdfast.durable import dead, item
-from holdfast.ops.recount import rows_of
+from holdfast.ops.inventory import rows_of
 from holdfast.store import schema, tuples
 from holdfast.store.txn import ApplyTxn
 from holdfast.tasks import recount as tasks_recount

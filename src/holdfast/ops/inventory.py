@@ -7,11 +7,12 @@ from typing import NamedTuple
 
 from holdfast.authority import authority, workers
 from holdfast.authority.workers import WorkerRecord
+from holdfast.config import SCAN_PAGE
 from holdfast.durable import inbox, journal
 from holdfast.durable import lease as leases
 from holdfast.errors import Invalid, NotFound
 from holdfast.store import schema, tuples
-from holdfast.store.api import Txn
+from holdfast.store.api import Row, Txn
 from holdfast.store.schema import Space
 from holdfast.world import catalog
 from holdfast.world.catalog import WorldRecord, subject_of
@@ -124,3 +125,11 @@ def names_after(txn: Txn, path: tuples.Key) -> Iterator[str]:
         name = str(tuples.unpack(rows[0][0])[len(path)])
         yield name
         at = tuples.after(prefix + tuples.pack((name,)))
+
+
+def rows_of(txn: Txn, prefix: bytes) -> Iterator[Row]:
+    """All rows behind a prefix, a page at a time."""
+    at, end = prefix, tuples.after(prefix)
+    while page := txn.scan(at, end, SCAN_PAGE):
+        yield from page
+        at = page[-1][0] + b"\x00"

@@ -198,7 +198,7 @@ def _queues(txn: ApplyTxn, universe: str) -> None:
         indexes.rebuild_queue(txn, name)
         keys = item.keys_of(name)
         ready, delayed, claimed, dead = (
-            sum(1 for _ in recount.rows_of(txn, prefix))
+            sum(1 for _ in inventory.rows_of(txn, prefix))
             for prefix in (keys.ready, keys.delayed, keys.claims, keys.dead)
         )
         was = item.counts_of(txn, keys)
@@ -213,7 +213,7 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
     for _ in replay.run():
         pass
     held = held_between(txn, keys, 0, SEQ_END)
-    for key, _ in list(recount.rows_of(txn, keys.bodies)):
+    for key, _ in list(inventory.rows_of(txn, keys.bodies)):
         packed = key[len(keys.bodies) :]
         wanted = replay.tasks.get(task_rows.seq_of(packed))
         row = txn.get(keys.statuses + packed)
@@ -236,7 +236,7 @@ def _tasks(txn: ApplyTxn, universe: str) -> None:
 def _task_counts(txn: ApplyTxn, universe: str) -> None:
     keys = task_rows.keys_of(universe)
     counted, running = tasks_recount.counted(txn, keys)
-    queues = {str(tuples.unpack(key)[-1]) for key, _ in recount.rows_of(txn, keys.counts)}
+    queues = {str(tuples.unpack(key)[-1]) for key, _ in inventory.rows_of(txn, keys.counts)}
     for queue in queues | set(counted):
         right = task_rows.Counts(
             **{name: counted[queue][name] for name in task_rows.Counts.__struct_fields__}

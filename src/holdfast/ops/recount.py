@@ -8,6 +8,7 @@
     authority    the lease of each universe, from its log
     dispatch     the counters and the index by state, from the requests
     task         statuses, from the log of tasks; places, counts and indexes, from bodies and statuses
+    journal, snapshot, and records that name themselves: see `recount_records`
 
 Each check yields what it finds as a `Difference`. All of them together see one snapshot, so that
 what others do meanwhile is no difference. `done` of a queue is the one number that nothing else
@@ -27,8 +28,10 @@ from holdfast.durable import inbox, item
 from holdfast.durable import lease as leases
 from holdfast.durable.lease import Fence
 from holdfast.ops import inventory, unreadable
+from holdfast.ops import recount_records as records
+from holdfast.ops.inventory import rows_of
 from holdfast.store import schema, tuples
-from holdfast.store.api import Row, Txn
+from holdfast.store.api import Txn
 from holdfast.store.schema import Space
 from holdfast.tasks import recount as tasks_recount
 from holdfast.tasks import rows as task_rows
@@ -53,12 +56,19 @@ def recount(txn: Txn) -> list[Difference]:
     for name in inventory.names_after(txn, (int(Space.QUEUE),)):
         found += _read("queue", name, _queue(txn, name))
     for universe in inventory.universes(txn):
+        found += _read(
+            "catalog", universe, _unlike("catalog", records.world_records(txn, universe))
+        )
         found += _read("catalog", universe, _catalog(txn, universe))
         found += _read("assignment", universe, _assignments(txn, universe))
         found += _read("authority", universe, _authority(txn, universe))
         found += _read("dispatch", universe, _dispatches(txn, universe))
     found += _read("lease", "all", _leases(txn))
+    found += _read("lease", "log", _unlike("lease", records.lease_log(txn)))
+    found += _read("journal", "all", _unlike("journal", records.journals(txn)))
+    found += _read("snapshot", "all", _unlike("snapshot", records.baselines(txn)))
     for universe in inventory.names_after(txn, (int(Space.TASK),)):
+        found += _read("task", universe, _unlike("task", records.specs(txn, universe)))
         found += _read("task", universe, _tasks(txn, universe))
     return found
 
@@ -282,13 +292,6 @@ def _tasks(txn: Txn, universe: str) -> Iterator[Difference]:
 # -- inside --------------------------------------------------------------------------------------
 
 
-def rows_of(txn: Txn, prefix: bytes) -> Iterator[Row]:
-    at, end = prefix, tuples.after(prefix)
-    while page := txn.scan(at, end, SCAN_PAGE):
-        yield from page
-        at = page[-1][0] + b"\x00"
-
-
 def pairs(txn: Txn, prefix: bytes) -> set[tuple[str, str]]:
     """The (worker, what it has) of an index."""
     return {
@@ -312,6 +315,11 @@ def _fence(fence: Fence) -> str:
     return f"{fence.state.value} {fence.worker or 'nobody'} {fence.generation}.{fence.epoch}"
 
 
+def _unlike(kind: str, found: Iterator[records.Unlike]) -> Iterator[Difference]:
+    for one in found:
+        yield _differs(kind, one.where, one.what, one.found, one.expected)
+
+
 def _differs(kind: str, where: str, what: str, found: object, expected: object) -> Difference:
     return Difference(kind, where, what, _text(found), _text(expected))
 
@@ -319,4 +327,6 @@ def _differs(kind: str, where: str, what: str, found: object, expected: object) 
 def _text(value: object) -> str:
     if value is None:
         return "nothing"
+    if isinstance(value, bytes):
+        return value.hex()
     return "/".join(map(str, value)) if isinstance(value, tuple) else str(value)

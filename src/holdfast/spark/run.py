@@ -67,10 +67,11 @@ POLL_S = 0.03
 PULLED = "part bigint, state string, calls bigint, cost double, reused bigint"
 # How often a job is started again although the ledger stands where it stood.
 BARREN_JOBS_MAX = 3
-# Tasks that have nothing left to do are given this long to say so.
-END_S = 10.0
-# Of a dynamic run there may be hundreds that have not begun.
-TURN_END_S = 1.0
+# A task that has nothing left to do ends within this time. After it the job is cancelled: tasks that wait for an
+# executor, one that is started in the place of a lost one or by dynamic allocation, have nothing to do either.
+END_S = 1.0
+# How long the driver waits for Spark to end a cancelled job.
+CANCEL_S = 10.0
 SAMPLE_ROWS = 20
 _NO_FILESYSTEM = re.compile(r"No FileSystem for scheme|ClassNotFoundException: Class .*FileSystem")
 
@@ -109,7 +110,7 @@ class Drive:
     ) -> None:
         if self._job is not None and not self._job.ended:
             self._job.cancel()
-            self._job.join(END_S)
+            self._job.join(CANCEL_S)
         self.bar.__exit__(kind, error, trace)
 
     def record(self) -> runs.RunRecord:
@@ -255,8 +256,7 @@ class Drive:
                 raise RunFailed(name=self.name, why=why) from error
             if self._gave_back():
                 self._await_rows()
-        end_s = TURN_END_S if duty.turn_s else END_S
-        if self._job is not None and not self._job.join(end_s):
+        if self._job is not None and not self._job.join(END_S):
             self._job.cancel()
         if stand.status == runs.Status.CANCELLED.value:
             raise RunCancelled(name=self.name, run_id=duty.run_id)

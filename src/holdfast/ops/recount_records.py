@@ -1,0 +1,95 @@
+"""Records that other rows repeat, or that their own key names: each compared with its second source.
+
+    journal    the hash chain of a journal that belongs to no world and to no log of tasks
+    snapshot   the hash in a baseline, from the snapshot that it names
+    catalog    universe and world id of a world record, from its key
+    task       the hash that names a spec, from the spec
+    lease      the kind of each line in the lease log
+
+`verify` checks journals of worlds, and the check of tasks reads the log of tasks: they are not read twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast import codec
+from holdfast.durable import journal, snapshot
+from holdfast.durable import lease as leases
+from holdfast.errors import HoldfastError
+from holdfast.ops import inventory
+from holdfast.ops.inventory import rows_of
+from holdfast.store import schema, tuples
+from holdfast.store.api import Txn
+from holdfast.store.schema import Space
+from holdfast.tasks import rows as task_rows
+from holdfast.world import catalog
+from holdfast.world.catalog import WorldRecord
+
+LEASE_KINDS = ("granted", "expired", "released", "forced")
+
+
+class Unlike(NamedTuple):
+    """A record that differs from its second source."""
+
+    where: str
+    what: str
+    found: object
+    expected: object
+
+
+def journals(txn: Txn) -> Iterator[Unlike]:
+    universes = set(inventory.names_after(txn, (int(Space.TASK),)))
+    tasks = {task_rows.keys_of(universe).subject for universe in universes}
+    for subject in inventory.names_after(txn, (int(Space.JOURNAL),)):
+        if subject in tasks or _is_live_world(txn, subject):
+            continue
+        try:
+            journal.verify(txn, subject)
+        except HoldfastError as error:
+            height = error.fields.get("height", 0)
+            yield Unlike(subject, f"entry {height}", error.fields.get("why"), "an unbroken chain")
+
+
+def baselines(txn: Txn) -> Iterator[Unlike]:
+    for subject in inventory.names_after(txn, (int(Space.SNAPSHOT),)):
+        base = snapshot.baseline(txn, subject)
+        if base is None:
+            continue
+        saved = snapshot.hash_at(txn, subject, base.height)
+        if saved is None:
+            yield Unlike(subject, f"baseline at {base.height}", "no such snapshot", "a snapshot")
+        elif saved != base.hash:
+            yield Unlike(subject, "hash of the baseline", base.hash.hex(), saved.hex())
+
+
+def world_records(txn: Txn, universe: str) -> Iterator[Unlike]:
+    for key, row in rows_of(txn, schema.prefix(Space.WORLD, universe, "w")):
+        world_id = str(tuples.unpack(key)[-1])
+        record = codec.unpack_as(WorldRecord, row)
+        named = (record.universe, record.world_id)
+        if named != (universe, world_id):
+            yield Unlike(f"{universe}/{world_id}", "record of", named, (universe, world_id))
+
+
+def specs(txn: Txn, universe: str) -> Iterator[Unlike]:
+    for key, row in rows_of(txn, task_rows.keys_of(universe).specs):
+        name = tuples.unpack(key)[-1]
+        found = task_rows.name_of(codec.unpack_as(task_rows.Spec, row))
+        if found != name:
+            yield Unlike(universe, "hash of a spec", found, name)
+
+
+def lease_log(txn: Txn) -> Iterator[Unlike]:
+    prefix = schema.prefix(Space.LEASE_LOG)
+    for key, row in rows_of(txn, prefix):
+        n = tuples.unpack_last_int(key, len(prefix))
+        event = codec.unpack_as(leases.LeaseEvent, row)
+        if event.kind not in LEASE_KINDS:
+            yield Unlike(event.resource, f"kind of line {n}", event.kind, " or ".join(LEASE_KINDS))
+
+
+def _is_live_world(txn: Txn, subject: str) -> bool:
+    universe, _, world_id = subject.rpartition("/")
+    return bool(universe) and not catalog.gone(txn, universe, world_id)
