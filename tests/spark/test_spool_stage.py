@@ -17,6 +17,7 @@ from holdfast.ledger import runs
 from holdfast.spark import Fail, Run, RunStopped, Skip, Stop, spool_upkeep
 from holdfast.spark import spool_line as spool_lines
 from holdfast.spark.errors import NotAStage, RunChanged, SpoolLost
+from holdfast.spark.spool import Spool
 from holdfast.store import open as open_store
 from tests.spark.test_sink_s3 import SECRET, Bucket, bucket, server
 from tests.spark.test_stage import Place, note, place, tuples
@@ -244,6 +245,34 @@ def test_a_grown_input_adopts_rows_of_a_spool(
     with stage.remap(lambda raw: {"y": str(raw["y"])}) as run:
         assert run.counts()["TERMINAL_SUCCESS"] == len(good(range(2 * ROWS))) + 6
     assert len(place.calls()) == 2 * ROWS
+
+
+def test_executors_read_outcomes_and_the_driver_reads_no_object(
+    spark: SparkSession, place: Place, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stage = place.stage(labelled(place.log), schema="y string", spool=directory)
+    stage.run(table(spark)).close()
+    with stage.run(table(spark, 2 * ROWS), changed="extend", retry_failed=False) as run:
+
+        def refused(*_: object) -> bytes:
+            raise AssertionError("the driver read an object of the spool")
+
+        monkeypatch.setattr(Spool, "_checked", refused)
+        assert tuples(run.output()) == good(range(2 * ROWS))
+        assert [row.id for row in run.failed().collect()] == [
+            n for n in range(2 * ROWS) if n % 20 in (4, 5)
+        ]
+        assert [row.id for row in run.skipped().collect()] == [
+            n for n in range(2 * ROWS) if n % 20 == 3
+        ]
+        assert run.skipped().columns == [
+            "id",
+            "_seq",
+            "_state",
+            "_attempts",
+            "_error_class",
+            "_error",
+        ]
 
 
 def test_the_lazy_form_reads_results_from_the_spool(

@@ -300,6 +300,12 @@ class Outcomes:
                 yield [found[seq] for seq in sorted(found)]
             lo = upto
 
+    def pages_with(self, state: State) -> Iterator[Range]:
+        """The seq ranges of the pages that have a row in this state, which is not success."""
+        for others in self._others(0, self.record.size, (state,)):
+            lo = others[0].seq - others[0].seq % self._page_rows
+            yield lo, min(lo + self._page_rows, self.record.size)
+
     def skipped(self, lo: int, hi: int) -> pa.Table:
         return self.records(lo, hi, State.TERMINAL_SKIP)
 

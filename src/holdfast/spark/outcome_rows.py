@@ -2,6 +2,7 @@
 
     bundle(store, record, lo, hi)    on the driver's side: the rows of the store that name the objects
     opened(bundle)                   on an executor: `Outcomes` over these rows; objects come from the spool
+    frame_of(spark, store, record)   a DataFrame whose tasks read one bundle after the other
 
 A bundle is a few hundred bytes for each report and has no results in it. Rows that older runs hold are named by
 rows of these runs.
@@ -9,7 +10,7 @@ rows of these runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -79,9 +80,10 @@ def read_lazily(
 
 
 class ReadOutcomes(msgspec.Struct, frozen=True):
-    """The body of a job: each input row is a bundle, and its successes are yielded."""
+    """The body of a job: each input row is a bundle, and its rows in a state are yielded."""
 
     schema: bytes
+    state: State
     # Credentials by URL.
     options: dict[str, dict[str, str]]
 
@@ -97,28 +99,43 @@ class ReadOutcomes(msgspec.Struct, frozen=True):
                 outcomes, lo, hi = opened(one.as_py())
                 while lo < hi:
                     upto = min(lo + READ_ROWS, hi)
-                    yield from outcomes.successes(lo, upto).cast(schema).to_batches()
+                    found = read_state(outcomes, self.state, lo, upto)
+                    yield from found.cast(schema).to_batches()
                     lo = upto
 
 
-def frame_of(spark: SparkSession, store: Store, record: runs.RunRecord) -> DataFrame:
-    """A DataFrame of the successes of a run, in the order of the key, that executors read from the spool."""
+def read_state(outcomes: Outcomes, state: State, lo: int, hi: int) -> pa.Table:
+    """The rows of [lo, hi) that ended in a state, as users see them."""
+    if state is State.TERMINAL_SUCCESS:
+        return outcomes.successes(lo, hi)
+    if state is State.TERMINAL_FAIL:
+        return outcomes.failed(lo, hi)
+    return outcomes.records(lo, hi, state)
+
+
+def frame_of(spark: SparkSession, store: Store, record: runs.RunRecord, state: State) -> DataFrame:
+    """A DataFrame of the rows of a run that ended in a state, in the order of the key. Executors read it from
+    the spool; the driver sends what names the objects, for pages alone that have such rows."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from holdfast.spark.jobs import own_python
 
-    schema = Outcomes(store, record, Input(store, record)).schema
+    outcomes = Outcomes(store, record, Input(store, record))
+    schema = read_state(outcomes, state, 0, 0).schema
     page_rows = record.policy.page_rows
-    bundles = [
-        bundle(store, record, lo, min(lo + page_rows, record.size))
-        for lo in range(0, record.size, page_rows)
-    ]
+    pages: Iterable[tuple[int, int]] = (
+        (lo, min(lo + page_rows, record.size)) for lo in range(0, record.size, page_rows)
+    )
+    if state is not State.TERMINAL_SUCCESS:
+        pages = outcomes.pages_with(state)
+    bundles = [bundle(store, record, lo, hi) for lo, hi in pages]
     told = from_arrow_schema(schema)
     if not bundles:
         return spark.createDataFrame([], told)
     source = spark.createDataFrame(pa.table({"bundle": pa.array(bundles, pa.binary())}))
     with own_python(spark):
-        return source.mapInArrow(ReadOutcomes(schema_bytes(schema), given_options()), told)
+        body = ReadOutcomes(schema_bytes(schema), state, given_options())
+        return source.mapInArrow(body, told)
 
 
 def _collect(

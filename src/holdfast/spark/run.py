@@ -9,6 +9,7 @@ a driver node is drained): as long as the ledger moved since it was started, it 
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -446,7 +447,7 @@ class Run:
         """Key and result columns of the rows that succeeded, in the order of the key."""
         if not self._record.sink and len(self._chain) == 1:
             if is_bundled(self._store, self._record):
-                return frame_of(self._spark, self._store, self._record)
+                return self._read_by_executors(self._record, State.TERMINAL_SUCCESS)
         outcomes = [self._outcomes(record) for record in self._chain]
         sinks = [open_sink(record.sink) if record.sink else None for record in self._chain]
         if sinks[0] is None or driver_writes.is_in_driver(sinks[0]):
@@ -473,6 +474,8 @@ class Run:
     def failed(self) -> DataFrame:
         """Key columns of the rows that failed, and why: _seq _state _attempts _error_class _error;
         _raw is what was returned when it did not fit the schema (`Stage.remap` maps it)."""
+        if is_bundled(self._store, self._record):
+            return self._read_by_executors(self._record, State.TERMINAL_FAIL)
         return self._frame(self._outcomes(self._record).failed(0, self._record.size))
 
     def reused(self) -> DataFrame:
@@ -490,6 +493,11 @@ class Run:
 
     def skipped(self) -> DataFrame:
         """The same of the rows that were skipped; the reason is in _error."""
+        if all(is_bundled(self._store, one) for one in self._chain):
+            frames = [
+                self._read_by_executors(one, State.TERMINAL_SKIP) for one in reversed(self._chain)
+            ]
+            return functools.reduce(lambda a, b: a.union(b), frames)
         tables = [self._outcomes(one).skipped(0, one.size) for one in reversed(self._chain)]
         return self._frame(pa.concat_tables(tables))
 
@@ -522,6 +530,9 @@ class Run:
 
     def _outcomes(self, record: runs.RunRecord) -> Outcomes:
         return Outcomes(self._store, record, Input(self._store, record))
+
+    def _read_by_executors(self, record: runs.RunRecord, state: State) -> DataFrame:
+        return frame_of(self._spark, self._store, record, state)
 
     def _frame(self, table: pa.Table) -> DataFrame:
         if table.num_rows:
