@@ -16,12 +16,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import DataFrame, SparkSession
 
 from holdfast.ledger import runs
 from holdfast.spark import Skip, Stage
 from holdfast.spark.errors import InputChanged, NotAStage, RunChanged
-from holdfast.spark.sinks import ParquetSink
+from holdfast.spark.sinks import DeltaSink, ParquetSink
 from holdfast.store import open as open_store
 from tests.processes import python_proc
 
@@ -181,6 +182,34 @@ def test_rows_are_reused_new_changed_and_gone(
     with stage.run(frame(spark, second), output=out) as run:
         assert run.progress().calls == 6
     assert all(len(keys) == 1 for keys in server.keys.values())
+
+
+def test_two_stages_that_share_a_table_each_follow_their_own_input(
+    spark: SparkSession, server: Counting, tmp_path: Path
+) -> None:
+    def run(name: str, world: World) -> None:
+        stage = Stage(
+            name,
+            Ask(server.url),
+            key="id",
+            schema=SCHEMA,
+            store=tmp_path / "store",
+            progress="quiet",
+        )
+        table = DeltaSink(tmp_path / "table", append=True)
+        stage.run(frame(spark, world), output=table, changed="extend").close()
+
+    first, second = dict.fromkeys(range(8), 1), dict.fromkeys(range(100, 106), 2)
+    run("first", first)
+    run("second", second)
+    # The newest rows of the table are of the other stage.
+    first = {key: 3 if key == 2 else 1 for key in range(12) if key != 5}
+    run("first", first)
+    second[104] = 4
+    run("second", second)
+    found = DeltaTable(tmp_path / "table").to_pyarrow_table().to_pylist()
+    assert sorted((row["id"], row["label"]) for row in found) == expected(first | second)
+    assert sum(server.calls.values()) == 8 + 6 + 5 + 1
 
 
 def test_only_the_columns_that_are_matched_count(

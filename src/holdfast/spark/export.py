@@ -17,6 +17,7 @@ from holdfast.spark import keys
 from holdfast.spark.journal import Input, Outcomes
 from holdfast.spark.part_cuts import FILE_BYTES, PartCuts, Span
 from holdfast.spark.sinks import KeptPart, Part, Sink, SuccessorSink
+from holdfast.spark.succession import owner_of
 from holdfast.store.api import Store
 
 FILE_ROWS = 1 << 18
@@ -27,7 +28,7 @@ def export(store: Store, records: Sequence[runs.RunRecord], sink: Sink) -> None:
     newest = records[0]
     if newest.status in runs.GOING:
         raise Invalid(what="run", name=newest.name, why="it is still going", run=newest.run_id)
-    if not (isinstance(sink, SuccessorSink) and sink.owner() == newest.run_id):
+    if not (isinstance(sink, SuccessorSink) and owner_of(sink, store, newest) == newest.run_id):
         sink.check_vacant()
     rows = [Outcomes(store, record, Input(store, record)) for record in records]
     schema = rows[-1].schema

@@ -27,11 +27,22 @@ Ranges = list[tuple[int, int, int]]
 def begin(sink: Sink, store: Store, record: runs.RunRecord, schema: Any) -> Begun:
     """Begin a sink for a run, on top of what an earlier run of its name left there."""
     if record.base_run and isinstance(sink, SuccessorSink):
-        owner = sink.owner()
+        owner = owner_of(sink, store, record)
         if owner not in ("", record.run_id):
             base = Base(owner, same_rows(store, record, owner))
             return sink.begin_after(base, record.run_id, record.name, schema)
     return Begun(sink.begin(record.run_id, record.name, schema), ())
+
+
+def owner_of(sink: SuccessorSink, store: Store, record: runs.RunRecord) -> str:
+    """The run whose rows this one follows in the sink: in a table that stages share, the newest run of its name."""
+    if not getattr(sink, "is_shared", False):
+        return sink.owner()
+    for run_id in getattr(sink, "owners")():  # noqa: B009
+        found = store.read(runs.get, run_id)
+        if found is not None and found.name == record.name:
+            return str(run_id)
+    return ""
 
 
 def same_rows(store: Store, record: runs.RunRecord, owner: str) -> list[Same]:

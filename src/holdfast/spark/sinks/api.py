@@ -181,6 +181,9 @@ class SuccessorSink(Protocol):
     def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
         """Succeed `base.run_id` here, or go on with that."""
 
+    # May also have is_shared and owners(): whether several stages write to the place, and the ids of
+    # the runs that it holds rows of, newest first.
+
 
 @runtime_checkable
 class Sink(Protocol):

@@ -244,11 +244,18 @@ class DeltaSink:
 
     def owner(self) -> str:
         """By the newest transaction that names a run."""
+        return next(iter(self.owners()), "")
+
+    @property
+    def is_shared(self) -> bool:
+        return self._append
+
+    def owners(self) -> list[str]:
         with self._told():
             if not self._is_table():
-                return ""
+                return []
             history = self._open().history()
-        return str(next((one[OWNER] for one in history if one.get(OWNER)), ""))
+        return list(dict.fromkeys(str(one[OWNER]) for one in history if one.get(OWNER)))
 
     def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
         if not _SAFE.fullmatch(run_id):

@@ -224,11 +224,16 @@ class IcebergSink:
 
     def owner(self) -> str:
         """By the newest snapshot that names a run."""
+        return next(iter(self.owners()), "")
+
+    @property
+    def is_shared(self) -> bool:
+        return self._append
+
+    def owners(self) -> list[str]:
         with self._told():
             table = self._load()
-            if table is None:
-                return ""
-            return _owner(table)
+            return [] if table is None else _owners(table)
 
     def begin_after(self, base: Base, run_id: str, name: str, schema: pa.Schema) -> Begun:
         self._take(run_id)
@@ -628,8 +633,12 @@ def _summaries(table: Any) -> Iterator[Mapping[str, Any]]:
         yield snapshot.summary.additional_properties if snapshot.summary else {}
 
 
+def _owners(table: Any) -> list[str]:
+    return list(dict.fromkeys(str(one[OWNER]) for one in _summaries(table) if one.get(OWNER)))
+
+
 def _owner(table: Any) -> str:
-    return next((str(one[OWNER]) for one in _summaries(table) if one.get(OWNER)), "")
+    return next(iter(_owners(table)), "")
 
 
 def _has_rows(table: Any) -> bool:
