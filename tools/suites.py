@@ -43,8 +43,8 @@ SUITES = {
     ],
     "simulator": ["tests/sim", "-m", "not deep and not postgresql", *SIDE_BY_SIDE],
     "chaos-short": ["tests/process", "-m", "not postgresql and not deep", *SIDE_BY_SIDE],
-    # A Spark session of its own for each of the two.
-    "spark": ["tests/spark", "-m", "not postgresql and not deep", *SIDE_BY_SIDE],
+    # A Spark session of its own for each of the two. Its conftest orders the modules.
+    "spark": ["tests/spark", "-m", "not postgresql and not deep", *IN_ORDER],
     "postgresql": [
         "tests",
         "--ignore=tests/process",

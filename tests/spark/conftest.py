@@ -13,14 +13,34 @@ from pyspark.sql import SparkSession
 
 from holdfast.spark.session import session
 from tests.processes import ROOT
-from tests.spark.clusters import connect_server
+from tests.spark.clusters import JVM_OPTIONS, connect_server
 
 JDBC_JAR = "/usr/share/java/postgresql.jar"
 LOCAL = {
     "spark.driver.memory": "1g",
     "spark.sql.shuffle.partitions": "2",
     "spark.ui.enabled": "false",
+    # Tables of some rows: compiling a query takes longer than interpreting it.
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
 }
+
+
+# Modules that take minutes: they begin first, so that no process works alone at the end.
+LONG = ("test_tutorial", "test_faults", "test_stage", "test_service", "test_hosts", "test_sinks", "test_engine",
+        "test_stage_connect", "test_carry")  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    places = [at for at, item in enumerate(items) if here in item.path.parents]
+    ours = sorted((items[at] for at in places), key=_turn)
+    for at, item in zip(places, ours, strict=True):
+        items[at] = item
+
+
+def _turn(item: pytest.Item) -> int:
+    return LONG.index(item.path.stem) if item.path.stem in LONG else len(LONG)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,6 +51,8 @@ def _importable_tests() -> Iterator[None]:
         patch.delenv("SPARK_REMOTE", raising=False)
         # Every Java that is started here knows the driver: one process has one Java for all modules.
         patch.setenv("SPARK_DIST_CLASSPATH", JDBC_JAR)
+        # A Java that lives for minutes gains nothing from its second compiler.
+        patch.setenv("SPARK_SUBMIT_OPTS", JVM_OPTIONS)
         yield
 
 
