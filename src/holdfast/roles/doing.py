@@ -12,7 +12,7 @@ import inspect
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
-from holdfast import codec
+from holdfast import codec, forks
 from holdfast.clock import MS
 from holdfast.codec import Record
 from holdfast.config import MESSAGE_BYTES_MAX
@@ -20,7 +20,7 @@ from holdfast.effects import budget
 from holdfast.effects.budget import Charge
 from holdfast.messages import Intent, Receipt, Status
 from holdfast.roles.receipts import book_late, receive
-from holdfast.runner import Work, forks
+from holdfast.runner import Work
 from holdfast.runner.faults import Exited, Refused
 from holdfast.store.api import Store
 

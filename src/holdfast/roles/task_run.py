@@ -14,11 +14,10 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast import codec
+from holdfast import codec, forks
 from holdfast.clock import Clock
 from holdfast.config import ERROR_TEXT_CHARS_MAX, MESSAGE_BYTES_MAX
 from holdfast.errors import HoldfastError, Invalid
-from holdfast.runner import forks
 from holdfast.runner.faults import Exited, Refused, code_of
 from holdfast.tasks.coordinator import End, Grant, Report
 

@@ -26,8 +26,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from holdfast import forks
 from holdfast.clock import MS, Clock
-from holdfast.runner import forks
 from holdfast.runner.faults import Exited
 from holdfast.runner.work import Outcome
 

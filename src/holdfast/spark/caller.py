@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 from pyspark.sql.types import Row
 
+from holdfast import forks
 from holdfast.clock import SYSTEM
 from holdfast.config import ERROR_TEXT_CHARS_MAX, TTL_NS_MAX
 from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
-from holdfast.runner import forks
 from holdfast.spark import raw_values
 from holdfast.spark.call_slots import Watch, timed_out
 from holdfast.spark.coercion import WrongSchema
