@@ -3,14 +3,16 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from holdfast import codec
 from holdfast.clock import S, SimClock
 from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES
 from holdfast.durable import dedupe, inbox
 from holdfast.durable.inbox import Put
-from holdfast.errors import Invalid, KeyConflict, KeyExpired, NotFound
-from holdfast.store import blobs
-from holdfast.store.api import Store
+from holdfast.errors import Invalid, KeyConflict, KeyExpired, NotFound, StoreCorrupt
+from holdfast.store import blobs, schema, tuples
+from holdfast.store.api import Store, Txn
 from holdfast.store.local import LocalStore
 from holdfast.store.memory import MemoryBackend
 
@@ -245,3 +247,59 @@ def test_what_is_consumed_is_what_was_put_once_per_key_in_order(
                 consumed += [ingress.body for ingress in batch]
         assert store.read(inbox.depth, "w") == len(accepted) - len(consumed)
     assert consumed + bodies(store) == accepted
+
+
+# -- damage --------------------------------------------------------------------------------------
+
+FIELDS = [("key", "other"), ("at_ns", 1), ("body", b"bad"), ("blob", bytes(32))]
+
+
+def change(store: Store, seq: int, **fields: object) -> None:
+    """What damage to the files would do to a row."""
+
+    def write(txn: Txn) -> None:
+        prefix = schema.prefix(schema.Space.INBOX, "w", "e")
+        key, row = txn.scan(prefix + tuples.pack_int(seq), tuples.after(prefix), 1)[0]
+        txn.put(key, codec.pack(replace(codec.unpack_as(inbox.Kept, row), **fields)))
+
+    store.transact(write)
+
+
+@pytest.mark.parametrize(("field", "value"), FIELDS, ids=[name for name, _ in FIELDS])
+def test_a_damaged_ingress_is_not_read_and_those_before_it_are(
+    store: Store, field: str, value: object
+) -> None:
+    for body in (b"first", b"second", b"third"):
+        put(store, body, body.decode())
+    change(store, 2, **{field: value})
+    assert bodies(store) == [b"first"]
+    assert [seq for seq, _ in store.read(lambda txn: list(inbox.damaged(txn, "w")))] == [2]
+    store.transact(inbox.advance, "w", 1)
+    with pytest.raises(StoreCorrupt) as damaged:
+        bodies(store)
+    assert damaged.value.fields["seq"] == 2
+
+
+def test_a_large_ingress_whose_blob_is_damaged_is_not_read(store: Store) -> None:
+    put(store, b"first")
+    put(store, LARGE)
+
+    def write(txn: Txn) -> None:
+        prefix = schema.prefix(schema.Space.BLOB, "data")
+        [(key, data)] = txn.scan(prefix, tuples.after(prefix), 2)
+        txn.put(key, b"y" + data[1:])
+
+    store.transact(write)
+    assert bodies(store) == [b"first"]
+    assert store.read(lambda txn: list(inbox.damaged(txn, "w"))) == [(2, "no blob with its hash")]
+    assert len(store.read(lambda txn: list(blobs.unsound(txn)))) == 1
+    store.transact(inbox.advance, "w", 1)
+    with pytest.raises(StoreCorrupt, match="another hash"):
+        bodies(store)
+
+
+def test_a_row_from_before_there_were_checksums_is_read(store: Store) -> None:
+    put(store, b"first")
+    change(store, 1, crc=0)
+    assert bodies(store) == [b"first"]
+    assert store.read(lambda txn: list(inbox.damaged(txn, "w"))) == []

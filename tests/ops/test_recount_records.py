@@ -10,7 +10,8 @@ from msgspec.structs import replace
 from holdfast import codec
 from holdfast import store as stores
 from holdfast.clock import SimClock
-from holdfast.durable import journal, lease, snapshot
+from holdfast.config import BLOB_THRESHOLD_BYTES
+from holdfast.durable import inbox, journal, lease, snapshot
 from holdfast.ops.recount import recount
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
@@ -93,3 +94,16 @@ def test_a_spec_that_its_name_is_not_the_hash_of(store: Store) -> None:
 def test_a_line_of_the_lease_log_of_no_kind(store: Store) -> None:
     change(store, LOG, lambda row: row.replace(b"granted", b"grafted"))
     assert ("lease", "kind of line 1") in found(store)
+
+
+def test_a_blob_that_its_name_is_not_the_hash_of(store: Store) -> None:
+    store.transact(snapshot.save, SUBJECT, 3, b"x" * (BLOB_THRESHOLD_BYTES + 1))
+    change(store, schema.prefix(Space.BLOB, "data"), lambda row: b"y" + row[1:])
+    assert found(store) == [("blob", "content")]
+
+
+def test_an_event_that_waits(store: Store) -> None:
+    store.transact(inbox.put, f"{UNIVERSE}/{'1' * 32}", None, b"acknowledged")
+    waiting = schema.prefix(Space.INBOX)
+    change(store, waiting, lambda row: row.replace(b"acknow", b"acknoW"))
+    assert ("inbox", "ingress 1") in found(store)

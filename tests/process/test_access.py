@@ -128,7 +128,7 @@ def test_the_mode_is_set_by_the_variable(home: Path, monkeypatch: pytest.MonkeyP
     assert mode_of(home) & 0o777 == 0o700
 
 
-@pytest.mark.parametrize("mode", ["rwx", "9", "0070", "0600", "70000"])
+@pytest.mark.parametrize("mode", ["rwx", "9", "0070", "0600", "70000", "-0100"])
 def test_a_mode_that_locks_the_owner_out_is_refused(
     home: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:

@@ -299,6 +299,18 @@ def the_data_file_is_cut_off(home: Path) -> None:
     os.truncate(home / "data.mdb", 3 * PAGE)
 
 
+@damage
+def a_directory_is_in_the_place_of_the_socket(home: Path) -> None:
+    (home / "writer.sock").unlink(missing_ok=True)
+    (home / "writer.sock").mkdir()
+
+
+@damage
+def a_directory_is_in_the_place_of_the_table_of_readers(home: Path) -> None:
+    (home / "lock.mdb").unlink(missing_ok=True)
+    (home / "lock.mdb").mkdir(mode=0o755)
+
+
 def _log_in_use(home: Path) -> Path:
     from holdfast.store.redo import _headers
 
@@ -315,10 +327,20 @@ def test_damage_is_refused_and_every_file_stays(home: Path, change: str, lock_fi
     DAMAGE[change](home)
     if not lock_files:
         for name in ("lock.mdb", "writer.lock", "writer.log"):
-            (home / name).unlink(missing_ok=True)
+            if (home / name).is_file():
+                (home / name).unlink()
     for _ in range(2):
         with untouched(home), pytest.raises(StoreCorrupt):
             stores.open(home, limits=LIMITS)
+
+
+def test_a_closed_store_without_its_data_file_is_not_made_anew(home: Path) -> None:
+    with stores.open(home, limits=LIMITS) as store:
+        store.transact(lambda txn: txn.put(("row",), b"acknowledged"))
+    assert_nobody_is_left(home, LIMITS.linger_s)
+    (home / "data.mdb").unlink()
+    with untouched(home), refused(StoreCorrupt):
+        stores.open(home, limits=LIMITS)
 
 
 def test_a_long_log_of_the_writer_is_cut_by_an_open_that_is_not_refused(home: Path) -> None:

@@ -22,11 +22,23 @@ LIMITS = WriterLimits(linger_s=0.2, reader_check_s=0.2)
 ACCOUNTS = 12
 DEPOSITS = 15
 TASKS = 120
+WAITING = 8
 
 
 class Deposited(hf.Event):
     amount: int
     note: str = ""
+
+
+class Reminded(hf.Event):
+    note: str
+
+
+@hf.effect("bank.print", attempts=1)
+def print_note(call: hf.Call, note: str) -> str:
+    if note.endswith("0"):
+        raise ValueError(note)
+    return note
 
 
 class Account(hf.World):
@@ -38,6 +50,13 @@ class Account(hf.World):
         self.balance += event.amount
         self.notes = (*self.notes[-20:], event.note)
         cx.reply(self.balance)
+        if event.amount == 1:
+            cx.after(3600, Reminded(event.note), key="reminder")
+            cx.do(print_note, event.note)
+
+    @hf.on(Reminded)
+    def reminded(self, event: Reminded, cx: hf.Context) -> None:
+        self.notes = (*self.notes[-20:], event.note)
 
 
 @hf.task
@@ -45,7 +64,7 @@ def shout(text: str, times: int) -> str:
     return text.upper() * times
 
 
-app = hf.App("corruption", worlds=[Account], tasks=[shout])
+app = hf.App("corruption", worlds=[Account], effects=[print_note], tasks=[shout])
 
 
 def fill(url: str) -> None:
@@ -59,6 +78,18 @@ def fill(url: str) -> None:
             handle.result(60)
 
 
+def leave_work(url: str) -> None:
+    """Events, large ones among them, effects and tasks that wait: nothing works on them."""
+    with app.open(url, roles=()) as rt:
+        for n in range(ACCOUNTS):
+            account = rt.world(Account, f"account-{n}")
+            for m in range(WAITING):
+                note = f"waiting {m} of {n}" * (400 if m == 0 else 1)
+                account.send(Deposited(1, note), key=f"key {n} {m}" if m % 2 else None)
+        for n in range(WAITING):
+            rt.submit(shout, f"waiting task {n}", n)
+
+
 def more(txn: Txn, n: int) -> None:
     txn.put(("user", n), b"a row of the user, number %d; " % n * (1 + n % 60))
     txn.append(("log",), b"entry %d" % n)
@@ -66,6 +97,7 @@ def more(txn: Txn, n: int) -> None:
 
 def main(home: Path, state: str) -> None:
     fill(str(home))
+    leave_work(str(home))
     assert_nobody_is_left(home, WriterLimits().linger_s)
     store = stores.open(home, limits=LIMITS)
     for n in range(150):

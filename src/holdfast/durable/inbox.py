@@ -13,15 +13,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import lru_cache
 from hashlib import sha256
+from zlib import crc32
 
 from holdfast import codec
 from holdfast.codec import Record
-from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES, INBOX_READ_BYTES_MAX
+from holdfast.config import BATCH_MAX, BLOB_THRESHOLD_BYTES, INBOX_READ_BYTES_MAX, SCAN_PAGE
 from holdfast.durable import dedupe
 from holdfast.durable.bounds import check_limit, check_name
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import blobs, schema, tuples
 from holdfast.store.api import Txn, operation
 
@@ -49,6 +51,8 @@ class Kept(Record, frozen=True):
     at_ns: int
     body: bytes
     blob: bytes = b""
+    # A checksum of the fields above; 0 in rows from before there was one.
+    crc: int = 0
 
 
 @operation
@@ -70,10 +74,9 @@ def put(
         first = dedupe.check(txn, SCOPE, _scoped(world, key), body_hash, issued_ns=issued_ns)
         if first is not None:
             return Put(schema.int_of(first), already=True)
-    if len(body) > BLOB_THRESHOLD_BYTES:
-        kept = Kept(key, txn.now_ns, b"", blobs.put(txn, body))
-    else:
-        kept = Kept(key, txn.now_ns, body)
+    blob = blobs.put(txn, body) if len(body) > BLOB_THRESHOLD_BYTES else b""
+    small = b"" if blob else body
+    kept = Kept(key, txn.now_ns, small, blob, _crc(key, txn.now_ns, small, blob))
     seq = txn.append(keys.entries, codec.pack(kept)).value
     if key is not None:
         value = schema.int_bytes(seq)
@@ -90,20 +93,52 @@ def put_many(txn: Txn, items: list[tuple[str, str | None, bytes]]) -> list[Put]:
 
 
 def read(txn: Txn, world: str, limit: int) -> list[Ingress]:
-    """The next ingress after the cursor, `INBOX_READ_BYTES_MAX` of it and a last one at most."""
+    """The next ingress after the cursor, `INBOX_READ_BYTES_MAX` of it and a last one at most.
+
+    One that was changed by damage is `StoreCorrupt`, once all before it were read.
+    """
     check_limit(limit)
     size = 0
     prefix = _keys(world).entries
     lo = prefix + tuples.pack_int(cursor(txn, world) + 1)
-    found = []
+    found: list[Ingress] = []
     for key, row in txn.scan(lo, tuples.after(prefix), limit):
-        kept = _decode(row)
-        body = blobs.get(txn, kept.blob) if kept.blob else kept.body
-        found.append(Ingress(tuples.unpack_last_int(key, len(prefix)), kept.key, body, kept.at_ns))
+        seq = tuples.unpack_last_int(key, len(prefix))
+        try:
+            kept = _decode(row)
+            body = blobs.get(txn, kept.blob) if kept.blob else kept.body
+        except (StoreCorrupt, NotFound, *codec.UNREADABLE) as error:
+            if found:
+                break
+            raise StoreCorrupt(
+                world=world, seq=seq, why=f"an ingress is damaged: {error}"
+            ) from None
+        if not _is_whole(kept):
+            if found:
+                break
+            raise StoreCorrupt(
+                world=world, seq=seq, why="an ingress is damaged: its checksum differs"
+            )
+        found.append(Ingress(seq, kept.key, body, kept.at_ns))
         size += len(body)
         if size > INBOX_READ_BYTES_MAX:
             break
     return found
+
+
+def damaged(txn: Txn, world: str) -> Iterator[tuple[int, str]]:
+    """The unread ingress that was changed by damage: its seq, and what is wrong."""
+    prefix = _keys(world).entries
+    at = prefix + tuples.pack_int(cursor(txn, world) + 1)
+    while rows := txn.scan(at, tuples.after(prefix), SCAN_PAGE):
+        for key, row in rows:
+            kept = _decode(row)
+            seq = tuples.unpack_last_int(key, len(prefix))
+            if not _is_whole(kept):
+                yield seq, "another checksum"
+            elif kept.blob and not blobs.sound(txn, kept.blob):
+                yield seq, "no blob with its hash"
+        at = rows[-1][0] + b"\x00"
 
 
 def advance(txn: Txn, world: str, to_seq: int, arriving: int = 0) -> None:
@@ -212,6 +247,15 @@ class _Keys:
 
 _keys = lru_cache(maxsize=65536)(_Keys)
 _decode = codec.decoder(Kept).decode
+
+
+def _crc(key: str | None, at_ns: int, body: bytes, blob: bytes) -> int:
+    head = f"{at_ns} {'' if key is None else key}".encode(errors="surrogatepass")
+    return crc32(blob, crc32(body, crc32(head))) or 1
+
+
+def _is_whole(kept: Kept) -> bool:
+    return not kept.crc or kept.crc == _crc(kept.key, kept.at_ns, kept.body, kept.blob)
 
 
 def _scoped(world: str, key: str) -> str:

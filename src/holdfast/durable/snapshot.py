@@ -71,9 +71,13 @@ def save(txn: Txn, subject: str, height: int, state: bytes) -> bytes:
 def load(txn: Txn, subject: str, height: int) -> bytes:
     saved = _saved(txn, subject, height)
     state = saved.state
-    if state is None:
-        state = b"".join(blobs.get(txn, name) for name in saved.blobs)
-    if sha256(state).digest() != saved.hash:
+    try:
+        if state is None:
+            state = b"".join(blobs.get(txn, name) for name in saved.blobs)
+        changed = sha256(state).digest() != saved.hash
+    except StoreCorrupt:
+        changed = True
+    if changed or state is None:
         raise StoreCorrupt(subject=subject, height=height, why="the snapshot was changed")
     return state
 

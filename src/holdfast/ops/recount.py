@@ -66,6 +66,7 @@ def recount(txn: Txn) -> list[Difference]:
     found += _read("lease", "all", _leases(txn))
     found += _read("lease", "log", _unlike("lease", records.lease_log(txn)))
     found += _read("journal", "all", _unlike("journal", records.journals(txn)))
+    found += _read("blob", "all", _unlike("blob", records.blobs(txn)))
     found += _read("snapshot", "all", _unlike("snapshot", records.baselines(txn)))
     for universe in inventory.names_after(txn, (int(Space.TASK),)):
         found += _read("task", universe, _unlike("task", records.specs(txn, universe)))
@@ -165,6 +166,8 @@ def _inbox(txn: Txn, record: WorldRecord) -> Iterator[Difference]:
     rows = sum(1 for _ in rows_of(txn, prefix))
     if rows != depth:
         yield _differs("inbox", _shown(record), f"rows after {cursor}", rows, depth)
+    for seq, wrong in inbox.damaged(txn, subject):
+        yield _differs("inbox", _shown(record), f"ingress {seq}", wrong, "what was acknowledged")
 
 
 def _assignments(txn: Txn, universe: str) -> Iterator[Difference]:

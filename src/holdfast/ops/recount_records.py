@@ -1,6 +1,7 @@
 """Records that other rows repeat, or that their own key names: each compared with its second source.
 
     journal    the hash chain of a journal that belongs to no world and to no log of tasks
+    blob       the hash that names a large value, from the value
     snapshot   the hash in a baseline, from the snapshot that it names
     catalog    universe and world id of a world record, from its key
     task       the hash that names a spec, from the spec
@@ -20,6 +21,7 @@ from holdfast.durable import lease as leases
 from holdfast.errors import HoldfastError
 from holdfast.ops import inventory
 from holdfast.ops.inventory import rows_of
+from holdfast.store import blobs as stored_blobs
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.schema import Space
@@ -62,6 +64,11 @@ def baselines(txn: Txn) -> Iterator[Unlike]:
             yield Unlike(subject, f"baseline at {base.height}", "no such snapshot", "a snapshot")
         elif saved != base.hash:
             yield Unlike(subject, "hash of the baseline", base.hash.hex(), saved.hex())
+
+
+def blobs(txn: Txn) -> Iterator[Unlike]:
+    for name in stored_blobs.unsound(txn):
+        yield Unlike(name.hex(), "content", "another hash", "the hash that names it")
 
 
 def world_records(txn: Txn, universe: str) -> Iterator[Unlike]:

@@ -37,7 +37,7 @@ def store_mode(path: Path) -> int:
             mode = int(given, 8)
         except ValueError:
             mode = 0
-        if mode & 0o700 != 0o700 or mode > 0o777:
+        if not 0o700 <= mode <= 0o777:
             why = "octal digits that leave the owner all rights, as 0700 or 0770"
             raise Invalid(what=VARIABLE, why=why, found=given[:16])
         return mode

@@ -19,17 +19,20 @@ fetch the data in a later one.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 
 from holdfast import codec
 from holdfast.codec import Record
 from holdfast.config import BATCH_MAX
-from holdfast.errors import Invalid, NotFound
+from holdfast.errors import Invalid, NotFound, StoreCorrupt
 from holdfast.store import schema, tuples
 from holdfast.store.api import Txn, operation
 
 _DATA = schema.prefix(schema.Space.BLOB, "data")
 _REFS = schema.prefix(schema.Space.BLOB, "refs")
 _IDLE = schema.prefix(schema.Space.BLOB, "idle")
+# Blobs are large: few of them are read at a time.
+_SCAN_BLOBS = 16
 
 
 class Refs(Record, frozen=True):
@@ -51,7 +54,21 @@ def get(txn: Txn, name: bytes) -> bytes:
     data = txn.get(_DATA + tuples.pack((name,)))
     if data is None:
         raise NotFound(what="blob", hash=name.hex())
+    if hashlib.sha256(data).digest() != name:
+        raise StoreCorrupt(what="blob", hash=name.hex(), why="its content has another hash")
     return data
+
+
+def unsound(txn: Txn) -> Iterator[bytes]:
+    """The names of all blobs whose content has another hash."""
+    at, end = _DATA, tuples.after(_DATA)
+    while rows := txn.scan(at, end, _SCAN_BLOBS):
+        for key, data in rows:
+            name = tuples.unpack(key)[-1]
+            if hashlib.sha256(data).digest() != name:
+                assert isinstance(name, bytes)
+                yield name
+        at = rows[-1][0] + b"\x00"
 
 
 def sound(txn: Txn, name: bytes) -> bool:

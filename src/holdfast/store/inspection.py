@@ -9,8 +9,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.clock import SYSTEM
-from holdfast.errors import HoldfastError
+from holdfast.errors import HoldfastError, StoreCorrupt
 from holdfast.store import calendar, schema
+from holdfast.store.access import NAMES
 from holdfast.store.engine import Rows, check_outcomes, guard_schema, meta_row
 from holdfast.store.redo import Recovery
 from holdfast.store.rows import storage_error
@@ -21,6 +22,7 @@ EXPECTED = (schema.SCHEMA_MAJOR, schema.SCHEMA_MINOR)
 def inspect(path: Path, *, bootstrap: bool) -> Recovery:
     """The recovery of a store that may be opened; raises what refuses it."""
     try:
+        check_kinds(path)
         recovery = Recovery(path)
         with recovery.looking() as view:
             if view is None:
@@ -33,6 +35,13 @@ def inspect(path: Path, *, bootstrap: bool) -> Recovery:
     except HoldfastError as error:
         error.fields.setdefault("path", str(path))
         raise
+
+
+def check_kinds(path: Path) -> None:
+    """A directory in the place of a file would end the open after others were written."""
+    for name in NAMES:
+        if (path / name).is_dir():
+            raise StoreCorrupt(path=str(path / name), why="a directory is in the place of a file")
 
 
 def check_rows(rows: Rows, *, bootstrap: bool) -> None:

@@ -287,7 +287,7 @@ class Recovery:
         try:
             fd = os.open(self._path / DATA, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if self._base is not None:
+            if self._base is not None or (self._closed is not None and self._closed.base):
                 why = "it is not there, and its log is"
                 raise StoreCorrupt(path=str(self._path / DATA), why=why) from None
             yield None
