@@ -68,6 +68,9 @@ def restore(source: Path, target: Path) -> int:
         access.tighten(partial)
         generation = _renew(partial, above=_generation_of(target))
         _sync(partial / "data.mdb")
+        if (target / "data.mdb").exists():
+            # If this ends before the next two steps are done, the old file is whole without its log.
+            _sync(target / "data.mdb")
         forget(target)
         os.replace(partial / "data.mdb", target / "data.mdb")
         (target / "lock.mdb").unlink(missing_ok=True)
