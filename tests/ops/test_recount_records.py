@@ -11,7 +11,7 @@ from holdfast import codec
 from holdfast import store as stores
 from holdfast.clock import SimClock
 from holdfast.config import BLOB_THRESHOLD_BYTES
-from holdfast.durable import inbox, journal, lease, snapshot
+from holdfast.durable import inbox, item, journal, lease, snapshot
 from holdfast.ops.recount import recount
 from holdfast.store import schema
 from holdfast.store.api import Store, Txn
@@ -19,7 +19,9 @@ from holdfast.store.schema import Space
 from holdfast.tasks import coordinator
 from holdfast.tasks import rows as task_rows
 from holdfast.tasks.coordinator import New
-from holdfast.world import catalog
+from holdfast.world import catalog, publish
+from tests.ops.app import Asked
+from tests.ops.rig import Rig
 
 MODULES = ("holdfast.ops.recount_records",)
 
@@ -107,3 +109,25 @@ def test_an_event_that_waits(store: Store) -> None:
     waiting = schema.prefix(Space.INBOX)
     change(store, waiting, lambda row: row.replace(b"acknow", b"acknoW"))
     assert ("inbox", "ingress 1") in found(store)
+
+
+def test_an_effect_that_waits() -> None:
+    rig = Rig()
+    rig.account().send(Asked("GBP"))
+    rig.work()
+    assert rig.store.read(recount) == []
+    queued = item.keys_of(publish.effects(UNIVERSE, "fx.quote")).items
+    change(rig.store, queued, lambda row: row.replace(b"GBP", b"USD"))
+    assert [one.kind for one in rig.store.read(recount)] == ["effect"]
+
+
+def test_whose_effect_waits() -> None:
+    rig = Rig()
+    rig.account().send(Asked("GBP"))
+    rig.work()
+
+    def damage(row: bytes) -> bytes:
+        return codec.pack(replace(codec.unpack_as(publish.Pending, row), world_id="another"))
+
+    change(rig.store, schema.prefix(Space.WORLD, UNIVERSE, "i"), damage)
+    assert [one.kind for one in rig.store.read(recount)] == ["effect"]

@@ -25,7 +25,7 @@ from holdfast.store.writer import open_engine, take_lock
 
 Rows = list[tuple[bytes, bytes]]
 UNIVERSE = "corruption"
-QUEUE = schema.prefix(schema.Space.QUEUE)
+QUEUE = schema.prefix(schema.Space.QUEUE, "mail")
 # Rows of the system with fields that no other row repeats: `verify` finds damage to them only where the row
 # cannot be decoded, or where a name or a number in it is checked. docs/store.md lists them.
 WITHOUT_SECOND_SOURCE = {
@@ -34,6 +34,7 @@ WITHOUT_SECOND_SOURCE = {
     "task lease expiry": schema.prefix(schema.Space.TASK, UNIVERSE, "x"),
     "world assignment": schema.prefix(schema.Space.WORLD, UNIVERSE, "a"),
     "world record": schema.prefix(schema.Space.WORLD, UNIVERSE, "w"),
+    "times and counts of queued effects": schema.prefix(schema.Space.QUEUE),
     "open effect": schema.prefix(schema.Space.WORLD, UNIVERSE, "i"),
     "timer": schema.prefix(schema.Space.WORLD, UNIVERSE, "t"),
     "references to a blob": schema.prefix(schema.Space.BLOB, "refs"),

@@ -60,6 +60,7 @@ def recount(txn: Txn) -> list[Difference]:
             "catalog", universe, _unlike("catalog", records.world_records(txn, universe))
         )
         found += _read("catalog", universe, _catalog(txn, universe))
+        found += _read("effect", universe, _unlike("effect", records.open_effects(txn, universe)))
         found += _read("assignment", universe, _assignments(txn, universe))
         found += _read("authority", universe, _authority(txn, universe))
         found += _read("dispatch", universe, _dispatches(txn, universe))

@@ -4,6 +4,7 @@
     blob       the hash that names a large value, from the value
     snapshot   the hash in a baseline, from the snapshot that it names
     catalog    universe and world id of a world record, from its key
+    effect     what waits for a receipt, from its row and from the entry that wanted it
     task       the hash that names a spec, from the spec
     lease      the kind of each line in the lease log
 
@@ -16,9 +17,11 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from holdfast import codec
-from holdfast.durable import journal, snapshot
+from holdfast.durable import item as items
+from holdfast.durable import journal, queue, snapshot
 from holdfast.durable import lease as leases
 from holdfast.errors import HoldfastError
+from holdfast.messages import Intent
 from holdfast.ops import inventory
 from holdfast.ops.inventory import rows_of
 from holdfast.store import blobs as stored_blobs
@@ -26,8 +29,8 @@ from holdfast.store import schema, tuples
 from holdfast.store.api import Txn
 from holdfast.store.schema import Space
 from holdfast.tasks import rows as task_rows
-from holdfast.world import catalog
-from holdfast.world.catalog import WorldRecord
+from holdfast.world import catalog, entry, publish
+from holdfast.world.catalog import WorldRecord, subject_of
 
 LEASE_KINDS = ("granted", "expired", "released", "forced")
 
@@ -78,6 +81,40 @@ def world_records(txn: Txn, universe: str) -> Iterator[Unlike]:
         named = (record.universe, record.world_id)
         if named != (universe, world_id):
             yield Unlike(f"{universe}/{world_id}", "record of", named, (universe, world_id))
+
+
+def open_effects(txn: Txn, universe: str) -> Iterator[Unlike]:
+    """Effects without a receipt: the row and the queued intent name each other, and the entry has its hash."""
+    for key, row in rows_of(txn, schema.prefix(Space.WORLD, universe, "i")):
+        name, pending = tuples.unpack(key)[-1], codec.unpack_as(publish.Pending, row)
+        stored = txn.get(
+            items.keys_of(pending.queue(universe)).items + tuples.pack_int(pending.seq)
+        )
+        if pending.dead or pending.lane or stored is None:
+            continue
+        where = f"{universe}/{pending.world_id}"
+        intent = codec.unpack_as(Intent, queue.payload_of(txn, items.decode(stored)))
+        told = (intent.intent_hash, intent.world_id, intent.effect_kind)
+        if told != (name, pending.world_id, pending.effect_kind):
+            yield Unlike(
+                where,
+                "an effect without a receipt",
+                told[1:],
+                (pending.world_id, pending.effect_kind),
+            )
+        elif intent.redrive_of is None:
+            # An entry that is not kept, or is its parent's, says nothing.
+            entries = _entry(txn, subject_of(universe, intent.world_id), intent.from_height)
+            if any(intent.content() not in entry.decode(one.body).emitted for one in entries):
+                what = f"the effect {intent.effect_kind} of entry {intent.from_height}"
+                yield Unlike(where, what, "another hash", "the hash in the journal")
+
+
+def _entry(txn: Txn, subject: str, height: int) -> list[journal.Entry]:
+    head = journal.head(txn, subject)
+    if not head.floor <= height <= head.height:
+        return []
+    return journal.read(txn, subject, height, height + 1, 1)
 
 
 def specs(txn: Txn, universe: str) -> Iterator[Unlike]:
