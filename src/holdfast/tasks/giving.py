@@ -7,6 +7,7 @@ is up. Tasks that follow each other in a run stay together: they need no row for
 from __future__ import annotations
 
 from holdfast.codec import Record
+from holdfast.errors import NotFound, StoreCorrupt
 from holdfast.store import blobs
 from holdfast.store.schema import int_bytes
 from holdfast.tasks import board
@@ -78,7 +79,7 @@ class Giving:
         lease_ns, window_ns, expires_ns = spec.lease_ns, spec.window_ns, batch.expires_ns
         suspect = self._place == "suspect"
         for seq, body in enumerate(bodies, first):
-            args = blobs.get(txn, body.blob) if body.blob else body.args
+            args = self._args(body)
             self.size += len(args)
             batch.tasks.append(seq)
             self._grants.append(
@@ -97,6 +98,15 @@ class Giving:
                     body.generation,
                 )
             )
+
+    def _args(self, body: Body) -> bytes:
+        """Its arguments; none if damage has changed them. The worker fails such a task, and others are given."""
+        if not body.blob:
+            return body.args
+        try:
+            return blobs.get(self._decision.txn, body.blob)
+        except (NotFound, StoreCorrupt):
+            return b""
 
     def _batch(self, lease_ns: int, *, runs: bool) -> _Leases:
         found = self._alike.get((lease_ns, runs))
