@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from http import HTTPStatus
 from typing import Any
 
 import msgspec
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from holdfast import codec
 from holdfast.errors import HoldfastError, Invalid
 from holdfast.ops.http.bodies import Completion, Submission
-from holdfast.ops.http.problem import _STATUS, Response, problem
+from holdfast.ops.http.problem import _STATUS, Response, phrase_of, problem
 from holdfast.ops.http.values import arguments, decode, packed, plain
 from holdfast.ops.http.wire import bytes_of, parse
 
@@ -127,3 +128,13 @@ def test_arguments_of_another_shape_are_told_as_they_are() -> None:
 def test_an_integer_that_does_not_fit_is_refused(value: Any) -> None:
     with pytest.raises(Invalid):
         packed("result", value)
+
+
+@pytest.mark.parametrize(
+    ("status", "phrase"),
+    [(413, "Content Too Large"), (422, "Unprocessable Content"), (404, "Not Found")],
+)
+def test_a_status_has_the_same_name_with_every_python(status: int, phrase: str) -> None:
+    assert phrase_of(HTTPStatus(status)) == phrase
+    told = bytes_of(Response(status, b""), keep_alive=False)
+    assert told.startswith(f"HTTP/1.1 {status} {phrase}\r\n".encode())

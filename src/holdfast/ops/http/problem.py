@@ -26,6 +26,17 @@ from holdfast.errors import (
 )
 
 RETRY_AFTER_S = 1
+# As RFC 9110 has them. Python took these names over in 3.13, and an answer is the same with every version.
+PHRASES = {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
+
+
+def phrase_of(status: HTTPStatus) -> str:
+    return PHRASES.get(status, status.phrase)
 
 
 class Response(NamedTuple):
@@ -126,7 +137,7 @@ def problem(error: HoldfastError) -> Response:
         )
     document = {
         "type": "about:blank",
-        "title": status.phrase,
+        "title": phrase_of(status),
         "status": int(status),
         "detail": str(error),
         "code": error.code,
@@ -147,7 +158,7 @@ def internal() -> Response:
     status = HTTPStatus.INTERNAL_SERVER_ERROR
     document = {
         "type": "about:blank",
-        "title": status.phrase,
+        "title": phrase_of(status),
         "status": int(status),
         "code": "internal",
         "retryable": False,

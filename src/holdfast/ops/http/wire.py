@@ -20,6 +20,7 @@ from holdfast.ops.http.problem import (
     HeadTooLarge,
     LengthRequired,
     Response,
+    phrase_of,
 )
 
 HEAD_BYTES_MAX = 16 * 1024
@@ -129,7 +130,7 @@ def _length(method: str, headers: Mapping[str, str]) -> int:
 
 def bytes_of(response: Response, *, keep_alive: bool, head_only: bool = False) -> bytes:
     lines = [
-        f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}",
+        f"HTTP/1.1 {response.status} {phrase_of(HTTPStatus(response.status))}",
         f"Content-Type: {response.kind}",
         f"Content-Length: {len(response.body)}",
         "Cache-Control: no-store",
