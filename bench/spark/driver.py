@@ -86,7 +86,7 @@ def warm(spark: Any, slots: int) -> None:
 
 
 def _executors(context: Any) -> int:
-    """The driver itself is one of those that Spark counts."""
+    """Executors that have registered. Spark's table also lists the driver."""
     return int(context._jsc.sc().getExecutorMemoryStatus().size()) - 1
 
 

@@ -79,7 +79,7 @@ def fill(url: str) -> None:
 
 
 def leave_work(url: str) -> None:
-    """Events, large ones among them, effects and tasks that wait: nothing works on them."""
+    """Events, large ones among them, and tasks that wait: no worker runs."""
     with app.open(url, roles=()) as rt:
         for n in range(ACCOUNTS):
             account = rt.world(Account, f"account-{n}")

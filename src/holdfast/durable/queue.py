@@ -467,7 +467,7 @@ def next_due_ns(txn: Txn, queue: str, ahead_ns: int = 0) -> int | None:
 
 
 def payload_of(txn: Txn, holder: Claim | Dead | Item) -> bytes:
-    # Neither a large payload nor a small one is checked: the queue goes on, and `verify` names the large one.
+    # A claim checks no payload, so that one damaged item does not stop the queue. `verify` names a damaged blob.
     return blobs.get(txn, holder.blob, checked=False) if holder.blob else holder.payload
 
 

@@ -518,7 +518,7 @@ def match_key(run_id: str, n: int) -> bytes:
 
 
 def mark_deleting(txn: Txn, run_id: str, *, resumable: bool = False) -> RunRecord | None:
-    """Say that a run is being removed: from then on nothing goes on with it. None when it is gone.
+    """Mark a run as being deleted: no driver resumes it. None if the run does not exist.
 
     `resumable`: also of a run that is not over. The caller holds the lease of its name.
     """

@@ -19,7 +19,7 @@ from holdfast.ledger.records import LogEntry
 
 # One commit carries about this much.
 COMMIT_BYTES_MAX = 32 * 1024 * 1024
-# The board is checkpointed after so many entries.
+# The number of entries between two checkpoints of the board.
 CHECKPOINT_ENTRIES = 2000
 
 Put = tuple[bytes, bytes]

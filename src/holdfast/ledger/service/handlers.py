@@ -254,7 +254,7 @@ class RunService:
                 waiting = self.waiting.next(first.rows)
 
     def _answered(self, waiting: WaitingClaim, now_ns: int, *, last: bool = False) -> bool:
-        """Claim for one that waits, and log it. `last`: its time is up, and it is told to wait."""
+        """Grant rows to a waiting claim and log the grant. `last`: the claim has timed out and is answered with `Wait`."""
         answer, entries = self._claim(waiting.owner, waiting.claim, now_ns)
         self._count(entries, now_ns)
         if isinstance(answer, Wait) and not last:
@@ -288,7 +288,7 @@ class RunService:
     # --- children -----------------------------------------------------------------------------
 
     def heartbeat(self, epochs: Sequence[int], now_ns: int) -> list[int]:
-        """Renew these grants; those that are no longer the child's."""
+        """Renew these grants; returns the epochs that are fenced."""
         lost = []
         for epoch in epochs:
             try:

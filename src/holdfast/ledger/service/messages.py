@@ -65,7 +65,7 @@ class Step(Message, frozen=True):
     cost: float
     latency: list[int]
     held: list[int] = []
-    # Tokens that the calls which ended used, and those that they had leave for.
+    # Tokens that the ended calls used, and the estimate under which the service admitted them.
     tokens: int = 0
     priced: int = 0
 

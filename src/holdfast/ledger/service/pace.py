@@ -6,7 +6,7 @@
 `TokenPace` is a limit of tokens a minute, as providers of language models set it. A call has leave by the
 estimate of its tokens, in the order of asking: a call for which there is too little left has its leave
 at once and the time from which on it may start, so that a large one is not overtaken for ever by small ones.
-What a call really used corrects the account when it is told. By estimates no minute holds more than
+The child reports the tokens that a call used, and `settle` corrects the account. By estimates no minute holds more than
 the limit, except for one call that is larger than `SAVED_SHARE` of it.
 
 Pure: the caller brings the time.
@@ -72,7 +72,7 @@ class TokenPace:
         return count, max(math.ceil(short / self._per_s * 1000), 0)
 
     def settle(self, priced: int, used: int) -> None:
-        """Calls ended that had leave for so many tokens, and used so many."""
+        """Replace the estimate of ended calls (`priced`) by the tokens that they used."""
         self.left += priced - used
 
     def look(self, now_ns: int) -> None:

@@ -1,4 +1,4 @@
-"""Children whose process ends for the time-out of a call, and those that take over what they held.
+"""A child whose process ends for the time-out of a call, and its successor, which takes over its grants.
 
 A child and its successor have one name at the ledger. The predecessor announces the hand-over, so that
 its grants outlive its connection; the successor is given them one by one once that connection is closed

@@ -18,7 +18,7 @@ Rows = tuple[int, int]
 
 
 class Reply:
-    """What a child is told: of each of its reports, and of its claim. It counts once its ticket is settled."""
+    """The answers to a child's reports and to its claim. They are sent once the log has the ticket's entries."""
 
     __slots__ = ("answer", "moved")
 
