@@ -37,6 +37,10 @@ class Put:
         self.path = path
         self.unordered_max = unordered_max
 
+    def put_batch(self, batch: pa.RecordBatch, in_order: bool = True) -> tuple[int, int]:
+        data = merge.encode(batch)
+        return self.put_block(data, in_order), len(data)
+
     def put_block(self, data: bytes, in_order: bool = True) -> int:
         if not in_order and len(os.listdir(self.path)) >= self.unordered_max:
             return STOP
@@ -227,7 +231,7 @@ def test_blocks_of_a_task_that_ran_twice_are_not_named(folder: Folder) -> None:
 
 def test_a_task_whose_block_is_not_taken_fails(folder: Folder) -> None:
     class Refusing:
-        def put_block(self, data: bytes, in_order: bool = True) -> int:
+        def put_batch(self, batch: pa.RecordBatch, in_order: bool = True) -> tuple[int, int]:
             raise ConnectionError("gone")
 
     batch = pa.RecordBatch.from_pydict({"id": [1], "_holdfast_hash": [1]})

@@ -25,7 +25,7 @@ from holdfast.spark import spool_upkeep, wire
 from holdfast.spark.errors import NotAStage, SpoolDenied, SpoolLost, SpoolUnreachable
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.match import HASHES
-from holdfast.spark.rows import message_of, stream_of
+from holdfast.spark.rows import message_of
 from holdfast.spark.sinks.object_store import keep_options
 from holdfast.spark.spool import Spool
 from holdfast.spark.spool_reports import block_value, check_report
@@ -206,8 +206,8 @@ class Kept:
         self.chunks = [self._chunk(lo, lo // 5 + 1) for lo in range(0, ROWS // 2, 5)]
 
     def _block(self, n: int) -> runs.StoredBlock:
-        data = stream_of(block_of(n * BLOCK, (n + 1) * BLOCK).combine_chunks())
-        block = spools.put_block(self.place.spool, f"i/0-0-{n}-w", data, KEY)
+        [batch] = block_of(n * BLOCK, (n + 1) * BLOCK).combine_chunks().to_batches()
+        block = spools.put_block(self.place.spool, f"i/0-0-{n}-w", batch, KEY)
         self.store.transact(put, [(runs.block_key("run-1", n), codec.pack(block))])
         return block
 

@@ -21,6 +21,8 @@ from holdfast.spark import wire
 from holdfast.spark.spool_access import SpoolAccess
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from holdfast.spark.spool_blocks import BlockWriter
 
 CONNECT_S = 5.0
@@ -144,20 +146,27 @@ class Blocks(msgspec.Struct, frozen=True):
     # Where the blocks go, unless the ledger service takes them; and the run that they are of.
     spool: SpoolAccess | None = None
     run_id: str = ""
+    # Of the pass over the input that Spark sorts.
+    sorted: bool = False
 
     def __call__(self) -> BlockLine:
         # The worker that reads input now runs rows soon: its child starts up meanwhile.
         from holdfast.spark.task import warm
 
         warm()
-        return BlockLine(self.address, self.spool, self.run_id)
+        return BlockLine(self.address, self.spool, self.run_id, self.sorted)
 
 
 class BlockLine:
     def __init__(
-        self, address: Address, spool: SpoolAccess | None = None, run_id: str = ""
+        self,
+        address: Address,
+        spool: SpoolAccess | None = None,
+        run_id: str = "",
+        sorted: bool = False,
     ) -> None:
         self._client = Client(address, "ingest")
+        self._sorted = sorted
         self._blocks: BlockWriter | None = None
         if spool is not None:
             from holdfast.spark.spool_blocks import BlockWriter
@@ -165,11 +174,22 @@ class BlockLine:
             self._blocks = BlockWriter(spool, run_id)
 
     def put_block(self, data: bytes, in_order: bool = True) -> int:
+        """Hand over an Arrow stream of one batch; its number."""
+        from holdfast.spark import merge  # children do without it
+
+        return self.put_batch(merge.decode(data), in_order)[0]
+
+    def put_batch(self, batch: pa.RecordBatch, in_order: bool = True) -> tuple[int, int]:
+        """Hand over a block; its number and its bytes."""
         if self._blocks is not None:
-            answer, _ = self._client.ask(wire.PutBlock(in_order, self._blocks.put(data)))
-        else:
-            answer, _ = self._client.ask(wire.PutBlock(in_order), data)
-        return int(answer.n)
+            at = self._blocks.put(batch)
+            answer, _ = self._client.ask(wire.PutBlock(in_order, at, self._sorted))
+            return int(answer.n), at.at.size
+        from holdfast.spark import merge
+
+        data = merge.encoded(batch)
+        answer, _ = self._client.ask(wire.PutBlock(in_order, None, self._sorted), data)
+        return int(answer.n), len(data)
 
     def close(self) -> None:
         self._client.close()

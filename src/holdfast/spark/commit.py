@@ -7,6 +7,10 @@ begins there, whatever the ledger knew of it. When the last row is final, so is 
 run's record says how it ended.
 
 Compute may run ahead of the commit; the commit waits for nothing but its head.
+
+With a spool executors write the files of the parts: the commit offers intervals of final rows to them
+(`part_assignments`), and commits the files that they report, in the order of seqs. An interval ends where a part
+must end (`PartCuts.limit`), so the executor finds the same parts in it.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 
@@ -25,12 +30,23 @@ from holdfast.ledger import runs
 from holdfast.spark import spool_upkeep, succession
 from holdfast.spark.desk import Ticket
 from holdfast.spark.office import Office
+from holdfast.spark.outcome_rows import is_bundled
+from holdfast.spark.part_assignments import PartAssignments
 from holdfast.spark.part_cuts import PartCuts, Span
 from holdfast.spark.row_sizes import Sizes
-from holdfast.spark.sinks import KeptPart, OutputError, Part, Sink
+from holdfast.spark.sinks import (
+    ExecutorSink,
+    KeptPart,
+    OutputError,
+    Part,
+    Sink,
+    WrittenPart,
+)
 
 # Parts that are ready together share one step of the sink, up to so many.
 PARTS_MAX = 4
+# Intervals that executors may write ahead of the commit.
+AHEAD_MAX = 64
 # How long the sink may refuse what it says may be repeated.
 PATIENCE_NS = 300_000_000_000
 WAIT_S_MAX = 5.0
@@ -55,9 +71,15 @@ class Committer:
         file_rows: int,
         file_bytes: int,
         failed: Callable[[HoldfastError], None],
+        *,
+        executors_write: bool = False,
     ) -> None:
         self.office = office
         self.sink = sink
+        # The sink once more, if executors write its files.
+        self._remote = _remote(sink, office) if executors_write else None
+        # Intervals that are offered to executors, or kept, in order.
+        self._ahead: deque[Span] = deque()
         self._file_rows = file_rows
         self._file_bytes = file_bytes
         self._failed = failed
@@ -82,7 +104,10 @@ class Committer:
             self._thread.join()
 
     def _run(self) -> None:
-        self._guarded(self._commit_all)
+        self._guarded(self._commit_written if self.office.parts is not None else self._commit_all)
+        if self.office.parts is not None:
+            with self.office.desk.lock:
+                self.office.parts.close()
 
     def _commit_all(self) -> None:
         while (spans := self._ready()) is not None:
@@ -121,6 +146,10 @@ class Committer:
         self._cuts = self._cut(begun.kept)
         self._at = begun.version + 1
         self._logged(self._at)
+        if self._remote is not None and self._at < record.size:
+            with self.office.desk.lock:
+                self.office.part_cut = self._file_rows, self._file_bytes
+                self.office.parts = PartAssignments(self._remote.part_writer())
 
     def _cut(self, kept: Sequence[KeptPart]) -> PartCuts:
         if self.sink is None:
@@ -166,6 +195,80 @@ class Committer:
                 desk.wanted_prefix = max(min(wanted, board.size), self._at + 1)
                 desk.changed.wait()
 
+    # --- when executors write the files -----------------------------------------------------------
+
+    def _commit_written(self) -> None:
+        """Commit what executors report; what they cannot write just now is offered again, for a while."""
+        waits_s, until_ns = 0.1, 0
+        while (found := self._written()) is not None:
+            spans, parts, error = found
+            if error is not None:
+                until_ns = until_ns or SYSTEM.mono_ns() + PATIENCE_NS
+                if not error.retryable or SYSTEM.mono_ns() >= until_ns:
+                    raise error
+                print(f"holdfast: the output waits: {error}", file=sys.stderr, flush=True)
+                SYSTEM.sleep(waits_s)
+                waits_s = min(waits_s * 2, WAIT_S_MAX)
+                continue
+            waits_s, until_ns = 0.1, 0
+            self._sunk(parts)
+            if self._stopping:
+                break
+            self._at = spans[-1].hi
+            self._logged(self._at)
+        if not self._stopping:
+            self._finish()
+
+    def _written(
+        self,
+    ) -> tuple[list[Span], list[Part | KeptPart | WrittenPart], HoldfastError | None] | None:
+        """The next intervals that are written; waits for them. None: nothing is left."""
+        desk, assignments = self.office.desk, self.office.parts
+        assert assignments is not None
+        spans: list[Span] = []
+        parts: list[Part | KeptPart | WrittenPart] = []
+        with desk.lock:
+            while True:
+                board = desk.board
+                if self._stopping or desk.error is not None or board.halted is not None:
+                    self._stopping = True
+                    return None
+                self._offer(board.terminal_prefix(), assignments)
+                while self._ahead and len(spans) < PARTS_MAX:
+                    span = self._ahead[0]
+                    if span.kept is None:
+                        # An error is for the next look, when what was written before it is committed.
+                        if not assignments.is_over(span.lo, failed=not spans):
+                            break
+                        ended = assignments.take_ended(span.lo)
+                        if ended.error is not None:
+                            return [], [], ended.error
+                        parts += ended.parts
+                    else:
+                        parts.append(span.kept)
+                    spans.append(self._ahead.popleft())
+                if self._offered_to >= board.size and not self._ahead:
+                    assignments.close()  # the tasks that write may end
+                if spans or self._at >= board.size:
+                    return (spans, parts, None) if spans else None
+                desk.wanted_prefix = min(self._cuts.limit(self._offered_to), board.size)
+                desk.changed.wait()
+
+    def _offer(self, final: int, assignments: PartAssignments) -> None:
+        """Offer the intervals that are final, so many ahead of the commit."""
+        while self._offered_to < final and len(self._ahead) < AHEAD_MAX:
+            lo = self._offered_to
+            hi, kept = self._cuts.limit(lo), self._cuts.kept(lo)
+            if hi > final:
+                return
+            self._ahead.append(Span(lo, hi, (), kept))
+            if kept is None:
+                assignments.offer(lo, hi)
+
+    @property
+    def _offered_to(self) -> int:
+        return self._ahead[-1].hi if self._ahead else self._at
+
     def _part(self, span: Span) -> Part | KeptPart:
         if span.kept is not None:
             return span.kept
@@ -177,7 +280,7 @@ class Committer:
 
         return Part(span.lo, span.hi, groups)
 
-    def _sunk(self, parts: list[Part | KeptPart]) -> None:
+    def _sunk(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> None:
         """Into the sink; what may pass (a full disk, somebody's lock) is waited for, for a while."""
         waits_s = 0.1
         until_ns = SYSTEM.mono_ns() + PATIENCE_NS
@@ -223,3 +326,10 @@ class Committer:
         with office.desk.lock:
             office.over = True
             office.desk.changed.notify_all()
+
+
+def _remote(sink: object, office: Office) -> ExecutorSink | None:
+    """The sink, if it lets executors write and everything that they need is in spools."""
+    if isinstance(sink, ExecutorSink) and is_bundled(office.store, office.record):
+        return sink
+    return None

@@ -1,18 +1,21 @@
 """Outputs that the driver writes: those for which Spark itself is needed (`TableSink`).
 
 The ledger service has no Spark session. A run with such an output ends without one there, and the driver
-writes its rows from the store afterwards, part by part. The run's record says when that is done; until
+writes its rows afterwards, part by part: from the store, or by tasks that read the spool. The run's record says when that is done; until
 then every `run` goes on with it. A run over a grown input writes the rows that no earlier run of its
 ancestors has written.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from holdfast.ledger import runs
-from holdfast.spark.export import parts_of
+from holdfast.spark.executor_writes import frame_between, intervals_of
 from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.outcome_rows import is_bundled
+from holdfast.spark.output_parts import cut_of, parts_of
 from holdfast.spark.sinks import KeptPart, Sink, open_sink
 from holdfast.spark.succession import same_rows
 from holdfast.store.api import Store
@@ -45,11 +48,40 @@ def write(store: Store, record: runs.RunRecord, spark: SparkSession) -> runs.Run
     before = _written_ancestor(store, record)
     same = same_rows(store, record, before) if before else []
     version = sink.begin(record.run_id, record.name, rows.schema)
-    for part in parts_of(rows, version, [KeptPart(one.lo, one.hi) for one in same]):
-        sink.commit_many([part])
+    kept = [KeptPart(one.lo, one.hi) for one in same]
+    append(spark, store, rows, sink, version, kept)
     sink.finish()
     written: runs.RunRecord = store.transact(runs.mark_written, record.run_id)
     return written
+
+
+def append(
+    spark: SparkSession,
+    store: Store,
+    rows: Outcomes,
+    sink: Sink,
+    version: int,
+    kept: Sequence[KeptPart] = (),
+) -> None:
+    """Append the rows of a run above a version, but for those that are kept."""
+    commit_frame: Any = getattr(sink, "commit_frame", None)
+    if commit_frame is None or not is_bundled(store, rows.record):
+        for part in parts_of(rows, version, kept):
+            sink.commit_many([part])
+        return
+    file_rows, _ = cut_of(rows.record)
+    for lo, hi in _left(version + 1, rows.record.size, file_rows, kept):
+        frame, count = frame_between(spark, store, rows, lo, hi)
+        commit_frame(lo, hi, frame, count)
+
+
+def _left(
+    lo: int, size: int, file_rows: int, kept: Sequence[KeptPart]
+) -> Iterator[tuple[int, int]]:
+    """The intervals of rows that are to be written, in order."""
+    for one in [*kept, KeptPart(size, size)]:
+        yield from intervals_of(min(one.lo, size), lo, file_rows)
+        lo = max(lo, one.hi)
 
 
 def _written_ancestor(store: Store, record: runs.RunRecord) -> str:

@@ -99,8 +99,8 @@ class InputStreaming(Invalid):
 
 
 class Put(Protocol):
-    def put_block(self, data: bytes, in_order: bool) -> int:
-        """Store the block; its number, or `STOP`. `in_order`: its rows came in the order of the key."""
+    def put_batch(self, batch: pa.RecordBatch, in_order: bool) -> tuple[int, int]:
+        """Store the block; its number, or `STOP`, and its bytes. `in_order`: its rows came in the order of the key."""
 
 
 @dataclass(frozen=True)
@@ -358,9 +358,7 @@ class _Sender:
     def _send(self, batch: pa.RecordBatch, row: dict[str, Any]) -> None:
         if self._put is None:
             self._put = self._connect()
-        data = merge.encode(batch)
-        row["n"] = self._put.put_block(data, row["in_order"])
-        row["size_bytes"] = len(data)
+        row["n"], row["size_bytes"] = self._put.put_batch(batch, row["in_order"])
         self.stopped = self.stopped or row["n"] == STOP
 
 

@@ -300,6 +300,14 @@ class Outcomes:
                 yield [found[seq] for seq in sorted(found)]
             lo = upto
 
+    def success_count(self, lo: int, hi: int) -> int:
+        """How many rows of [lo, hi) succeeded. Reads no result."""
+        ended = {one.seq for others in self._others(lo, hi, ()) for one in others}
+        for pointer in self._ancestry.adopted(lo, hi):
+            if pointer.code != State.TERMINAL_SUCCESS:
+                ended.update(range(max(pointer.lo, lo), min(pointer.hi, hi)))
+        return hi - lo - len(ended)
+
     def pages_with(self, state: State) -> Iterator[Range]:
         """The seq ranges of the pages that have a row in this state, which is not success."""
         for others in self._others(0, self.record.size, (state,)):

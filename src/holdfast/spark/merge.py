@@ -23,6 +23,7 @@ from holdfast.spark.keys import Comparable, KeyDuplicate
 
 BLOCK_ROWS = 262_144
 BLOCK_BYTES = 8 << 20
+CUT_MORE = 1.05
 # What the open blocks of a merge may take. Rows on their way out are in memory twice more.
 MEMORY_BYTES = 96 << 20
 
@@ -101,10 +102,15 @@ def bounds(block: Staged, key: Sequence[str]) -> tuple[Comparable, Comparable]:
 
 def encode(batch: pa.RecordBatch) -> bytes:
     """One Arrow stream of one batch, not compressed: a reader maps it and copies nothing."""
+    return bytes(encoded(batch))
+
+
+def encoded(batch: pa.RecordBatch) -> memoryview:
+    """The same without another copy."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batch.schema) as stream:
         stream.write_batch(batch)
-    return bytes(sink.getvalue())
+    return memoryview(sink.getvalue())
 
 
 def decode(data: bytes | memoryview) -> pa.RecordBatch:
@@ -121,8 +127,11 @@ def cut(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.Rec
         for lo in range(0, rows, size):
             yield from cut(batch.slice(lo, size), rows_max, bytes_max)
     elif rows > 1 and batch.nbytes > bytes_max:
-        yield from cut(batch.slice(0, rows // 2), rows_max, bytes_max)
-        yield from cut(batch.slice(rows // 2), rows_max, bytes_max)
+        # A little more pieces than fit: rows of one size then need no second cut.
+        parts = min(int(batch.nbytes / bytes_max * CUT_MORE) + 1, rows)
+        size = -(-rows // parts)
+        for lo in range(0, rows, size):
+            yield from cut(batch.slice(lo, size), rows_max, bytes_max)
     elif rows:
         yield batch
 

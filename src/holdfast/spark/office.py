@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from holdfast import codec
@@ -39,8 +40,10 @@ from holdfast.spark.adoption import take_over
 from holdfast.spark.client import ServiceLost
 from holdfast.spark.desk import Desk, Ticket
 from holdfast.spark.journal import Input, Outcomes
+from holdfast.spark.part_assignments import WAIT_MS_MIN, PartAssignments
 from holdfast.spark.reply_ticket import ReplyTicket
 from holdfast.spark.rows import stream_of
+from holdfast.spark.sinks.written import WrittenPart
 from holdfast.store.api import Store
 
 # How long a successor waits for the connection of its predecessor to close.
@@ -75,6 +78,9 @@ class Office:
         # The run's record says how it ended; what the sink said when it refused for good.
         self.over = False
         self.sink_error: HoldfastError | None = None
+        # Set by the commit when executors write the output; then also how its parts are cut.
+        self.parts: PartAssignments | None = None
+        self.part_cut: tuple[int, int] = (0, 0)
         now_ns = store.now_ns()
         self.service = desk.service
         # When the thread that lets time pass looks next.
@@ -87,6 +93,8 @@ class Office:
         # Of the blocks that were put: all, and those whose rows came out of order.
         self._taken_bytes = 0
         self._unordered_bytes = 0
+        # The pass that is under way is over the input that Spark sorts.
+        self._sorted = False
         self._reused = 0
         self._served: set[int] = set()
         known = None
@@ -103,9 +111,14 @@ class Office:
     # --- the input --------------------------------------------------------------------------
 
     def put_block(
-        self, data: memoryview, in_order: bool = True, at: runs.StoredBlock | None = None
+        self,
+        data: memoryview,
+        in_order: bool = True,
+        at: runs.StoredBlock | None = None,
+        sorted: bool | None = None,
     ) -> wire.Block:
-        """Store a block, or answer `STOP`: too much came out of order for a merge to hold."""
+        """Store a block, or answer `STOP`: too much came out of order for a merge to hold, or the block is of
+        a task of the first pass, which has ended."""
         if len(data) > VALUE_BYTES_MAX:
             # A block is cut by its rows: this is one of them.
             raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
@@ -113,6 +126,8 @@ class Office:
         with self.desk.lock:
             if self.desk.has_board:
                 raise Invalid(what="input", why="the run has its input already")
+            if sorted is not None and sorted != self._sorted:
+                return wire.Block(wire.STOP)
             self._unordered_bytes += 0 if in_order else size
             if self._unordered_bytes > SORT_BYTES:
                 return wire.Block(wire.STOP)
@@ -129,6 +144,7 @@ class Office:
             if self.desk.has_board:
                 raise Invalid(what="input", why="the run has its input already")
             self._unordered_bytes = self._taken_bytes = 0
+            self._sorted = True
         self._drop_blocks(set())
         return wire.Ok()
 
@@ -398,6 +414,8 @@ class Office:
     def gone(self, owner: str) -> None:
         """A connection closed: what it held is free again, before any lease runs out."""
         with self.desk.lock:
+            if self.parts is not None:
+                self.parts.gone(owner)
             self.service.on_disconnect(owner, self.store.now_ns())
             self.desk.changed.notify_all()
 
@@ -440,6 +458,48 @@ class Office:
         """A child cannot read what the run rests on: the driver is told, and ends."""
         with self.desk.lock:
             self.sink_error = self.sink_error or error
+        return wire.Ok()
+
+    # --- the output, when executors write it ----------------------------------------------------
+
+    def take_part(self, owner: str) -> tuple[wire.PartWork, bytes]:
+        """Rows for an executor to write, with the names of the objects that hold them."""
+        with self.desk.lock:
+            parts = self.parts
+            if parts is None or parts.closed or self.desk.board.halted is not None:
+                over = self.over or parts is not None
+                return wire.PartWork("over" if over else "wait", wait_ms=WAIT_MS_MIN), b""
+            found = parts.take(owner, self.store.now_ns())
+            if found is None:
+                # The writer and the sink come with it: the executor checks them before its first call.
+                return self._part_work("wait", parts, wait_ms=parts.wait_ms()), b""
+        try:
+            self.desk.flush()
+            data = outcome_rows.bundle(self.store, self.record, found.lo, found.hi)
+        except HoldfastError as error:
+            self.part_failed(owner, found.lo, error)
+            raise
+        return self._part_work("write", parts, lo=found.lo, hi=found.hi), data
+
+    def _part_work(self, state: str, parts: PartAssignments, **told: int) -> wire.PartWork:
+        rows, size = self.part_cut
+        sink = msgspec.json.encode(self.record.sink)
+        return wire.PartWork(
+            state, sink=sink, writer=parts.writer, file_rows=rows, file_bytes=size, **told
+        )
+
+    def part_written(self, owner: str, lo: int, packed: bytes) -> wire.Ok:
+        found = codec.unpack_as(list[WrittenPart], packed)
+        with self.desk.lock:
+            if self.parts is not None and self.parts.report(owner, lo, found, self.store.now_ns()):
+                self.desk.changed.notify_all()
+        return wire.Ok()
+
+    def part_failed(self, owner: str, lo: int, error: HoldfastError) -> wire.Ok:
+        with self.desk.lock:
+            if self.parts is not None:
+                self.parts.fail(owner, lo, error)
+                self.desk.changed.notify_all()
         return wire.Ok()
 
     def cancel(self) -> wire.Ok:
@@ -506,14 +566,23 @@ class Office:
                 self.over,
                 wire.refused(refused).error if refused is not None else None,
                 codec.pack(self.progress()),
-                self.desk.height.to_bytes(8, "big"),
+                self._position(),
                 self._taken_bytes,
                 self._stopped(),
                 self._ready(),
+                self.parts is not None and not self.parts.closed,
+                self._unordered_bytes > SORT_BYTES,
             )
+
+    def _position(self) -> bytes:
+        """It changes as the ledger moves, and as the output does."""
+        written = self.parts.count if self.parts is not None else 0
+        return (self.desk.height + (written << 40)).to_bytes(16, "big")
 
     def _ready(self) -> bool:
         if not self.desk.has_board or self.service.owners:
+            return True
+        if self.parts is not None and self.parts.waiting:
             return True
         board = self.desk.board
         return board.would_answer(0, board.size, self.store.now_ns())

@@ -82,6 +82,22 @@ class PartCuts:
             self._seen = hi
         return self._span(limit) if final >= limit else None
 
+    def limit(self, lo: int) -> int:
+        """Where the part at `lo` ends at the latest, whatever the sizes of its rows. Parts of rows before it end there,
+        too: the parts of [lo, limit) depend on no other row."""
+        at = bisect_right(self._kept_ends, lo)
+        kept = self._kept[at] if at < len(self._kept) else None
+        if kept is not None and kept.lo <= lo:
+            return kept.hi
+        end = min(lo - lo % self._file_rows + self._file_rows, self.size)
+        return end if kept is None else min(end, kept.lo)
+
+    def kept(self, lo: int) -> KeptPart | None:
+        """What is kept in place of the part at `lo`."""
+        at = bisect_right(self._kept_ends, lo)
+        found = self._kept[at] if at < len(self._kept) else None
+        return found if found is not None and found.lo <= lo else None
+
     def next_look(self, lo: int) -> int:
         """How many rows are to be final before the end of the part at `lo` is looked for again."""
         limit, kept = self._limit(lo)
@@ -95,14 +111,10 @@ class PartCuts:
 
     def _limit(self, lo: int) -> tuple[int, KeptPart | None]:
         """Where the part at `lo` ends at the latest, and what is kept there in place of it."""
-        at = bisect_right(self._kept_ends, lo)
-        kept = self._kept[at] if at < len(self._kept) else None
-        if kept is not None and kept.lo <= lo:
-            return kept.hi, kept
-        limit = min(lo - lo % self._file_rows + self._file_rows, self.size)
-        if self._width is not None:
+        limit, kept = self.limit(lo), self.kept(lo)
+        if kept is None and self._width is not None:
             limit = min(limit, lo + max(self._file_bytes // max(self._width, 1), 1))
-        return (limit if kept is None else min(limit, kept.lo)), None
+        return limit, kept
 
     def _scan(self, sizes: Sizes) -> int | None:
         """The end of the part, if it is among the rows of `sizes`, which begin at `_seen`."""

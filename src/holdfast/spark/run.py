@@ -42,7 +42,6 @@ from holdfast.spark.errors import (
     RunHalted,
     RunStopped,
 )
-from holdfast.spark.export import export
 from holdfast.spark.fingerprint import plan_of, quoted, struct
 from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
@@ -50,13 +49,15 @@ from holdfast.spark.keeper import Keeper
 from holdfast.spark.outcome_rows import frame_of, is_bundled
 from holdfast.spark.progress import Bar
 from holdfast.spark.report import Report
+from holdfast.spark.rewrite import rewrite
 from holdfast.spark.sinks import ParquetSink, Sink, open_sink
 from holdfast.spark.sinks.location import OBJECT_SCHEMES
-from holdfast.spark.sinks.object_store import keep_options
+from holdfast.spark.sinks.object_store import given_options, keep_options
 from holdfast.spark.spool import BLOCK_BYTES as SPOOL_BLOCK_BYTES
 from holdfast.spark.spool import access_of
 from holdfast.spark.spool import marker as spool_marker
 from holdfast.spark.task import Pull
+from holdfast.spark.write_access import WriteAccess
 from holdfast.store import open as open_store
 from holdfast.store.api import Store
 
@@ -163,9 +164,10 @@ class Drive:
         plan = plan_of(df)
         options = {"match": match, "keep": keep}
         taken = self._pass_over(df, key, sort=False, **options)
-        if taken.needs_sort:
+        if taken is None or taken.needs_sort:
             self.keeper.ask(wire.DropInput())
             taken = self._pass_over(df, key, sort=True, **options)
+        assert taken is not None
         staged = [(one.n, one.rows, one.size_bytes, one.bounds) for one in taken.staged]
         self.keeper.ask(
             wire.Seal(
@@ -180,8 +182,9 @@ class Drive:
             )
         )
 
-    def _pass_over(self, df: DataFrame, key: list[str], **options: Any) -> Ingested:
-        """One job that reads the input and stores its blocks."""
+    def _pass_over(self, df: DataFrame, key: list[str], **options: Any) -> Ingested | None:
+        """One job that reads the input and stores its blocks. None: the input is in no order, and the job was
+        cancelled. Its tasks would end one by one, each at the cost of a Python worker."""
         job = self._job = jobs.Job(
             self.spark,
             f"{self.tag}:ingest",
@@ -192,6 +195,10 @@ class Drive:
             # Asking brings a service back that died: tasks wait for it.
             stand: wire.Stand = self.keeper.ask(wire.Status())
             self.bar.ingesting(stand.taken_bytes, sorting=options["sort"])
+            if stand.needs_sort and not options["sort"]:
+                job.cancel()
+                job.join(CANCEL_S)
+                return None
         if job.killed:
             raise self._cancelled(job)
         if job.error is not None:
@@ -204,7 +211,7 @@ class Drive:
         if record.spool:
             # Nothing is merged where the data is not.
             options = {**options, "block_bytes": SPOOL_BLOCK_BYTES, "memory_bytes": 0}
-        connect = Blocks(self.keeper.address, access_of(record), record.run_id)
+        connect = Blocks(self.keeper.address, access_of(record), record.run_id, options["sort"])
         with jobs.own_python(self.spark):
             return ingest(df, key, connect, **options)
 
@@ -235,11 +242,12 @@ class Drive:
         """Keep a job at it until the run is over."""
         self._check_refused(self.keeper.ask(wire.Status()))  # the output, before the first call
         position, barren = b"", 0
+        writes = WriteAccess(given_options())
         while True:
             stand: wire.Stand = self.keeper.ask(wire.Status())
             progress = codec.unpack_as(runs.Progress, stand.progress)
-            body = Pull(duty, function, progress.reused)
-            left = not self._committing(progress)
+            body = Pull(duty, function, progress.reused, writes if stand.writing else None)
+            left = stand.writing or not self._committing(progress)
             stand = self._watch(self._start(body, tasks) if left else None)
             if stand.over:
                 break
@@ -317,14 +325,14 @@ class Drive:
 
     def _watch(self, job: jobs.Job | None) -> wire.Stand:
         """Until the run is over, or the job is: then it is looked at once more. No job: rows have
-        all ended, and the output is written."""
+        all ended, and the output is written by the ledger service."""
         while True:
             ended = job is None or job.ended
             stand: wire.Stand = self.keeper.ask(wire.Status())
             self._check_refused(stand)
             progress = codec.unpack_as(runs.Progress, stand.progress)
             self.bar.update(progress, size=sum(progress.counts))
-            if stand.over or (ended and not self._committing(progress)):
+            if stand.over or (ended and (stand.writing or not self._committing(progress))):
                 return stand
             if job is not None and not ended:
                 job.join(POLL_S)
@@ -511,10 +519,11 @@ class Run:
     def write(self, output: str | os.PathLike[str] | Sink) -> None:
         """Write the rows that succeeded to `output`: again, if it is gone, or to another place.
 
-        Reads the outcomes from the store; no function is called. A place that holds anything else is
+        Reads the outcomes from the store, or has executors read them from the spool; no function is called. A place that holds anything else is
         refused, and one that this run has written is left as it is.
         """
-        export(self._store, self._chain, driver_writes.use(sink_at(output), self._spark))
+        sink = driver_writes.use(sink_at(output), self._spark)
+        rewrite(self._spark, self._store, self._chain, sink)
 
     def close(self) -> None:
         self._store.close()

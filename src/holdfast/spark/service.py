@@ -83,7 +83,7 @@ ANOTHER_DRIVER = "another driver was faster; run it again, it goes on with that 
 
 
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-_ABOUT_ROWS = wire.Step | wire.Inherit | wire.Outcomes | wire.Cancel | wire.Resume
+_ABOUT_ROWS = wire.Step | wire.Inherit | wire.Outcomes | wire.Cancel | wire.Resume | wire.TakePart
 
 
 class Charge(msgspec.Struct, frozen=True):
@@ -100,6 +100,8 @@ class Charge(msgspec.Struct, frozen=True):
     file_rows: int
     rate_per_s: float
     tokens_per_min: float = 0.0
+    # Spark tasks of this driver write the files of the output, where data and sink allow it.
+    executors_write: bool = False
     # For a new run: the one that the name led to when the driver looked.
     seen: str = ""
     # Where the driver finds its modules: a sink may be one of them.
@@ -220,6 +222,7 @@ class Service:
                     self.charge.file_rows,
                     self.charge.file_bytes,
                     self._sink_failed,
+                    executors_write=self.charge.executors_write,
                 )
                 self.committer.start()
 
@@ -403,7 +406,7 @@ class Service:
         if isinstance(request, wire.Tokens):
             return office.tokens(request), b""
         if isinstance(request, wire.PutBlock):
-            return office.put_block(data, request.in_order, request.at), b""
+            return office.put_block(data, request.in_order, request.at, request.sorted), b""
         if isinstance(request, wire.DropInput):
             return office.drop_input(), b""
         if isinstance(request, wire.Outcomes):
@@ -420,6 +423,12 @@ class Service:
             return office.resume(), b""
         if isinstance(request, wire.Broken):
             return office.broken(from_wire(request.error)), b""
+        if isinstance(request, wire.TakePart):
+            return office.take_part(owner)
+        if isinstance(request, wire.PartWritten):
+            return office.part_written(owner, request.lo, request.parts), b""
+        if isinstance(request, wire.PartFailed):
+            return office.part_failed(owner, request.lo, from_wire(request.error)), b""
         if isinstance(request, wire.Leave):
             threading.Thread(target=self.leave, daemon=True).start()
             return wire.Ok(), b""

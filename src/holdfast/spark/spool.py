@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from holdfast import codec
 from holdfast.clock import SYSTEM
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.ledger import runs
 from holdfast.ledger.ranges import Range
 from holdfast.ledger.runs import Chunk, Other, Stored, StoredBlock
@@ -36,7 +36,7 @@ from holdfast.spark.rows import table_of
 from holdfast.spark.sinks.location import OutputUnknown, locate
 from holdfast.spark.sinks.object_store import keep_options, options_of
 from holdfast.spark.spool_access import SpoolAccess
-from holdfast.spark.spool_place import SpoolPlace, open_place
+from holdfast.spark.spool_place import Buffer, SpoolPlace, open_place
 
 # Smaller than in a store: every child reads the blocks of its rows.
 BLOCK_BYTES = 2 << 20
@@ -101,10 +101,26 @@ class Spool:
     def path(self, name: str) -> str:
         return f"{self.run_id}/{name}"
 
-    def put(self, name: str, data: bytes, *, raws: bool = False) -> Stored:
-        """Write an object; durable when this returns."""
-        tag = self.place.put(self.path(name), data)
-        return Stored(name, len(data), hashlib.sha256(data).digest(), tag, raws)
+    def put(self, name: str, *parts: Buffer, raws: bool = False) -> Stored:
+        """Write an object of these bytes, one after another; durable when this returns."""
+        digest = hashlib.sha256()
+        for part in parts:
+            digest.update(part)
+        return self._put(name, parts, digest.digest(), raws=raws)
+
+    def put_block(self, name: str, keys: Buffer, rest: Buffer, rows: int) -> StoredBlock:
+        """Write a block: the part that readers of keys fetch, and the other. Each byte is hashed once."""
+        digest = hashlib.sha256(keys)
+        keys_sha256 = digest.digest()
+        digest.update(rest)
+        at = self._put(name, (keys, rest), digest.digest())
+        return StoredBlock(rows, at, len(keys), keys_sha256)
+
+    def _put(
+        self, name: str, parts: Sequence[Buffer], sha256: bytes, *, raws: bool = False
+    ) -> Stored:
+        tag = self.place.put(self.path(name), *parts)
+        return Stored(name, sum(map(len, parts)), sha256, tag, raws)
 
     def get(self, at: Stored) -> bytes:
         """All of an object, checked; or ObjectLost."""
@@ -187,16 +203,19 @@ def check_stored(at: Stored, kind: str) -> None:
 # --- blocks of the input ------------------------------------------------------------------------
 
 
-def put_block(spool: Spool, name: str, data: bytes, key: Sequence[str]) -> StoredBlock:
-    """Store an Arrow stream of one batch."""
-    batch = merge.decode(data)
+def put_block(
+    spool: Spool, name: str, batch: pa.RecordBatch, key: Sequence[str], bytes_max: int = 1 << 62
+) -> StoredBlock:
+    """Store a batch; `ValueTooLarge` above so many bytes."""
     first = {*key, *HASHES}
     names = batch.schema.names
-    keys = merge.encode(batch.select([one for one in names if one in first]))
+    keys = merge.encoded(batch.select([one for one in names if one in first]))
     rest = [one for one in names if one not in first]
-    whole = keys + (merge.encode(batch.select(rest)) if rest else b"")
-    at = spool.put(name, whole)
-    return StoredBlock(batch.num_rows, at, len(keys), hashlib.sha256(keys).digest())
+    others = merge.encoded(batch.select(rest)) if rest else memoryview(b"")
+    if len(keys) + len(others) > bytes_max:
+        # A block is cut by its rows: this is one of them.
+        raise ValueTooLarge(what="input row", bytes=len(keys) + len(others), max=bytes_max)
+    return spool.put_block(name, keys, others, batch.num_rows)
 
 
 def read_block(spool: Spool, block: StoredBlock, *, keys_only: bool = False) -> pa.Table:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import pyarrow as pa
+
 from holdfast.clock import SYSTEM
 from holdfast.config import VALUE_BYTES_MAX
-from holdfast.errors import ValueTooLarge
 from holdfast.ledger.runs import StoredBlock
 from holdfast.spark import spool as spools
 from holdfast.spark.errors import SpoolUnreachable
@@ -28,14 +29,11 @@ class BlockWriter:
         self._task, self._attempt = _task()
         self._numbers = itertools.count()
 
-    def put(self, data: bytes) -> StoredBlock:
-        if len(data) > VALUE_BYTES_MAX:
-            # A block is cut by its rows: this is one of them.
-            raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
+    def put(self, batch: pa.RecordBatch) -> StoredBlock:
         name = spools.block_name(self._task, self._attempt, next(self._numbers), self._writer)
         for left in reversed(range(TRIES)):
             try:
-                return spools.put_block(self._spool, name, data, self._key)
+                return spools.put_block(self._spool, name, batch, self._key, VALUE_BYTES_MAX)
             except SpoolUnreachable:
                 if not left:
                     raise

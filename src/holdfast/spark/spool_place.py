@@ -24,6 +24,8 @@ from holdfast.spark.sinks.location import Location
 from holdfast.spark.sinks.object_store import library, open_bucket, told
 
 TAG_BYTES = 8
+# What has the bytes of a part of an object. (collections.abc has a name for it since Python 3.12.)
+Buffer = bytes | memoryview
 LIST_OBJECTS = 1000
 DELETE_OBJECTS = 500
 
@@ -36,8 +38,8 @@ class Listed(NamedTuple):
 
 
 class SpoolPlace(Protocol):
-    def put(self, name: str, data: bytes) -> bytes:
-        """Write an object under a name that is new; its tag."""
+    def put(self, name: str, *parts: Buffer) -> bytes:
+        """Write an object of these bytes, one after another, under a name that is new; its tag."""
 
     def get(self, name: str, lo: int = 0, hi: int | None = None) -> bytes | None: ...
 
@@ -68,16 +70,17 @@ class DirectoryPlace:
         self._path = path
         self._made: set[Path] = set()
 
-    def put(self, name: str, data: bytes) -> bytes:
+    def put(self, name: str, *parts: Buffer) -> bytes:
         path = self._path / name
         with self._typed():
             try:
                 handle = self._created(path)
             except FileExistsError:
-                return self._same(path, data)
+                return self._same(path, b"".join(parts))
             try:
                 with os.fdopen(handle, "wb") as file:
-                    file.write(data)
+                    for data in parts:
+                        file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
                     status = os.fstat(file.fileno())
@@ -191,7 +194,8 @@ class ObjectPlace:
         self._place = place
         self._opened: Any = None
 
-    def put(self, name: str, data: bytes) -> bytes:
+    def put(self, name: str, *parts: Buffer) -> bytes:
+        data = bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
         with self._typed():
             try:
                 # In one request: an upload in parts has no condition everywhere.

@@ -569,7 +569,7 @@ class Stage:
         """A run whose rows end by a mapping; one that was begun goes on."""
         new = record.status is runs.Status.INGESTING
         _leave(home, self.name)
-        with self._keep(home, spark, record, new=new, seen=seen) as keeper:
+        with self._keep(home, spark, record, new=new, seen=seen, executors_write=False) as keeper:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
                 if new and record.base_run:
@@ -632,7 +632,14 @@ class Stage:
         return self._keep(home, spark, record, new=new, seen=seen)
 
     def _keep(
-        self, home: Store, spark: SparkSession, record: runs.RunRecord, *, new: bool, seen: str
+        self,
+        home: Store,
+        spark: SparkSession,
+        record: runs.RunRecord,
+        *,
+        new: bool,
+        seen: str,
+        executors_write: bool = True,
     ) -> Keeper:
         charge = Charge(
             store=address_of(home),
@@ -642,6 +649,7 @@ class Stage:
             record=codec.pack(record),
             new=new,
             again=False,
+            executors_write=executors_write,
             file_rows=self.file_rows,
             file_bytes=self.file_bytes,
             storage_options=given_options(),

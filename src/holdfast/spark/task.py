@@ -34,6 +34,7 @@ from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty
 from holdfast.spark.errors import RowsFailed, RunCancelled, RunStopped
 from holdfast.spark.rows import table_of
+from holdfast.spark.write_access import WriteAccess
 
 # Deaths in a row of children that reported nothing: then it is not a row's fault.
 BARREN_DEATHS_MAX = 5
@@ -188,12 +189,14 @@ class Pull(msgspec.Struct, frozen=True):
     function: bytes
     # Rows of the run that need no call, when the job begins: the first task counts them.
     reused: int = 0
+    # Tasks write the files of the output, too.
+    writes: WriteAccess | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         parts = [part for batch in batches for part in batch.column(0).to_pylist()]
         for part in parts:
             tally = Tally()
-            state = run_duty(self.duty, self.function, tally)
+            state = self._work(tally)
             yield pa.RecordBatch.from_pydict(
                 {
                     "part": [part],
@@ -203,6 +206,18 @@ class Pull(msgspec.Struct, frozen=True):
                     "reused": [0 if part else self.reused],
                 }
             )
+
+    def _work(self, tally: Tally) -> str:
+        if self.writes is None:
+            return run_duty(self.duty, self.function, tally)
+        from holdfast.spark.part_writer import PartWriter  # of runs with a spool and an output
+
+        with PartWriter(self.duty.address, self.writes) as writer:
+            if not writer.fit:
+                return "stop"
+            state = run_duty(self.duty, self.function, tally)
+            writer.finish(all_rows=state == "over")
+            return state
 
 
 class Ranges(msgspec.Struct, frozen=True):

@@ -85,10 +85,12 @@ class Tokens(Message, frozen=True):
 
 class PutBlock(Message, frozen=True):
     """The attachment is a block of the input. `in_order`: its rows came in the order of the key. With a
-    spool there is no attachment: the block is durable, and `at` says where."""
+    spool there is no attachment: the block is durable, and `at` says where. `sorted`: of the pass over the
+    input that Spark sorts, after `DropInput`."""
 
     in_order: bool = True
     at: StoredBlock | None = None
+    sorted: bool = False
 
 
 class DropInput(Message, frozen=True):
@@ -135,6 +137,24 @@ class Broken(Message, frozen=True):
     error: list[Any]
 
 
+class TakePart(Message, frozen=True):
+    """From an executor: give it rows whose part files it is to write."""
+
+
+class PartWritten(Message, frozen=True):
+    """The files of the rows from `lo` on are written and durable: packed `sinks.WrittenPart`s."""
+
+    lo: int
+    parts: bytes
+
+
+class PartFailed(Message, frozen=True):
+    """They could not be written: an error as it travels."""
+
+    lo: int
+    error: list[Any]
+
+
 class Leave(Message, frozen=True):
     """Stop serving, in good order: what is pending is committed, the lease is given back."""
 
@@ -155,6 +175,9 @@ Request = (
     | Cancel
     | Resume
     | Broken
+    | TakePart
+    | PartWritten
+    | PartFailed
     | Leave
 )
 
@@ -239,6 +262,20 @@ class Table(Message, frozen=True):
     bundled: bool = False
 
 
+class PartWork(Message, frozen=True):
+    """`state`: write the parts of [lo, hi); wait; or over, nothing is left to write. The attachment is a bundle
+    (`outcome_rows`). `sink` is a spec as JSON, `writer` what the sink tells its writers."""
+
+    state: str
+    lo: int = 0
+    hi: int = 0
+    wait_ms: int = 0
+    sink: bytes = b""
+    writer: bytes = b""
+    file_rows: int = 0
+    file_bytes: int = 0
+
+
 class Sealed(Message, frozen=True):
     size: int
 
@@ -259,6 +296,10 @@ class Stand(Message, frozen=True):
     stopped: str = ""
     # A task that asked now would not have to wait.
     ready: bool = True
+    # Executors write the output, and rows are left that they have not written.
+    writing: bool = False
+    # The pass over the input that is under way comes to nothing: Spark is to sort it.
+    needs_sort: bool = False
 
 
 class Ok(Message, frozen=True):
@@ -269,7 +310,9 @@ class Refused(Message, frozen=True):
     error: list[Any]
 
 
-Answer = Welcome | Stepped | Beaten | Allowed | Block | Table | Sealed | Stand | Ok | Refused
+Answer = (
+    Welcome | Stepped | Beaten | Allowed | Block | Table | PartWork | Sealed | Stand | Ok | Refused
+)
 
 _encode = msgspec.msgpack.Encoder().encode
 _decode_request: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(Request)

@@ -8,6 +8,7 @@ from holdfast.spark.sinks.api import (
     NOTHING,
     Base,
     Begun,
+    ExecutorSink,
     KeptPart,
     OutputCorrupt,
     OutputError,
@@ -25,17 +26,18 @@ from holdfast.spark.sinks.api import (
     open_sink,
 )
 from holdfast.spark.sinks.delta import DeltaSink
-from holdfast.spark.sinks.files import PartFile
 from holdfast.spark.sinks.iceberg import IcebergSink
 from holdfast.spark.sinks.location import Location, OutputUnknown, locate
 from holdfast.spark.sinks.parquet import Manifest, ParquetSink, read_parts
 from holdfast.spark.sinks.table import TableSink
+from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart
 
 __all__ = [
     "NOTHING",
     "Base",
     "Begun",
     "DeltaSink",
+    "ExecutorSink",
     "IcebergSink",
     "KeptPart",
     "Location",
@@ -57,6 +59,8 @@ __all__ = [
     "Spec",
     "SuccessorSink",
     "TableSink",
+    "WrittenFile",
+    "WrittenPart",
     "locate",
     "open_sink",
     "read_parts",

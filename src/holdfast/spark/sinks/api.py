@@ -43,6 +43,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 import pyarrow as pa
 
 from holdfast.errors import Busy, Fenced, HoldfastError, Invalid
+from holdfast.spark.sinks.written import WrittenPart
 
 Spec = dict[str, str | int | bool]
 
@@ -186,6 +187,23 @@ class SuccessorSink(Protocol):
 
 
 @runtime_checkable
+class ExecutorSink(Protocol):
+    """What a sink has in addition if executors may write the files of its parts.
+
+    `commit_many` takes `WrittenPart`s in place of `Part`s.
+    """
+
+    def part_writer(self) -> bytes:
+        """What `write_part` needs to know in another process. Asked after the output was begun."""
+
+    def check_writer(self, writer: bytes) -> None:
+        """On an executor, before its first call: refuse a place that `write_part` would fail at."""
+
+    def write_part(self, writer: bytes, part: Part) -> WrittenPart:
+        """On an executor: write the files of a part, durably. The sink is opened and not begun there."""
+
+
+@runtime_checkable
 class Sink(Protocol):
     def spec(self) -> Spec:
         """Plain data from which `open_sink` rebuilds this sink elsewhere."""
@@ -246,7 +264,7 @@ def kept_files(base: Base, files: Iterable[tuple[str, int, int]]) -> list[KeptPa
     return kept
 
 
-AnyPart = TypeVar("AnyPart", bound=Part | KeptPart)
+AnyPart = TypeVar("AnyPart", bound=Part | KeptPart | WrittenPart)
 
 
 def pending(parts: Sequence[AnyPart], version: int, *, path: str) -> list[AnyPart]:

@@ -52,7 +52,7 @@ from holdfast.spark.sinks.api import (
 )
 from holdfast.spark.sinks.files import (
     SCRATCH,
-    PartFile,
+    TEMPORARY,
     Step,
     check_writable,
     drop_temporaries,
@@ -61,7 +61,6 @@ from holdfast.spark.sinks.files import (
     make_directory,
     no_step,
     of_system,
-    part_name,
     put_part,
     readable,
     replace_file,
@@ -70,6 +69,7 @@ from holdfast.spark.sinks.files import (
     write_groups,
 )
 from holdfast.spark.sinks.location import locate
+from holdfast.spark.sinks.manifest import message_of, schema_from
 from holdfast.spark.sinks.object_place import PROBE
 from holdfast.spark.sinks.object_store import keep_options, options_of
 from holdfast.spark.sinks.partitions import (
@@ -79,6 +79,7 @@ from holdfast.spark.sinks.partitions import (
     pieces,
     split,
 )
+from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart, no_file, part_name
 
 TRIES_MAX = 5  # lost races of one commit against other writers of the table
 LOG = "_delta_log"
@@ -89,6 +90,21 @@ PLAIN_FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz"})
 PLAIN_WRITER_VERSION = 2  # later ones ask for checks and mappings, unless they list features
 LISTED_WRITER_VERSION = 7
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class PartWriter(msgspec.Struct, frozen=True):
+    """What an executor needs to write parts: the columns as an Arrow message, the run, the columns that partition."""
+
+    schema: str
+    run_id: str
+    partition_by: list[str]
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the table's log says of a file: the values of its partition, and statistics of its columns."""
+
+    values: dict[str, str | None]
+    statistics: dict[str, Any]
 
 
 class DeltaSink:
@@ -193,7 +209,7 @@ class DeltaSink:
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
         return self.commit_many([Part(lo, hi, table)])
 
-    def commit_many(self, parts: Sequence[Part | KeptPart]) -> int:
+    def commit_many(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
         if self._succeeds is not None:
             with self._told():
                 return self._stage(parts)
@@ -206,7 +222,9 @@ class DeltaSink:
                     return version
                 if self._complete:
                     raise PartOutOfOrder(path=self.path, lo=wanted[0].lo, why="it is complete")
-                put = [one for part in wanted if isinstance(part, Part) for one in self._put(part)]
+                put = [
+                    p for part in wanted if not isinstance(part, KeptPart) for p in self._put(part)
+                ]
                 actions = [action for _, action in put if action]
                 if self._local is not None:
                     sync_directory(self._local)
@@ -239,6 +257,33 @@ class DeltaSink:
                 raise OutputNotOurs(path=self.path, found="a Delta table without this run")
             own = [part.path for part in self._files(table, run_id)]
         return [f"{self.path.rstrip('/')}/{name}" for name in own]
+
+    # --- files that executors write -------------------------------------------------------------
+
+    def part_writer(self) -> bytes:
+        columns = list(self._table.metadata().partition_columns)
+        return msgspec.json.encode(PartWriter(message_of(self._schema), self._run_id, columns))
+
+    def check_writer(self, writer: bytes) -> None:
+        name = f"{PROBE}-{os.getpid()}-{SYSTEM.entropy(4).hex()}"
+        with self._told():
+            if self._local is not None:
+                probe = self._local / f"{name}{TEMPORARY}"
+                probe.touch()
+                probe.unlink()
+                return
+            with self._writing(name) as stream:
+                stream.write(b"writable")
+            self._remote().delete_file(name)
+
+    def write_part(self, writer: bytes, part: Part) -> WrittenPart:
+        told = msgspec.json.decode(writer, type=PartWriter)
+        self._run_id, self._schema = told.run_id, schema_from(told.schema)
+        with self._told():
+            files = self._write(part, told.partition_by)
+            if self._local is not None:
+                sync_directory(self._local)
+        return WrittenPart(part.lo, part.hi, files)
 
     # --- input that grew ------------------------------------------------------------------------
 
@@ -301,7 +346,7 @@ class DeltaSink:
             raise OutputNotOurs(path=self.path, found=f"{gone[0]} is gone", why=why)
         return parts
 
-    def _stage(self, parts: Sequence[Part | KeptPart]) -> int:
+    def _stage(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
         """Put the files in place; `finish` adds them, in one transaction with all that leaves."""
         assert self._succeeds is not None
         version = self._staged[-1].hi - 1 if self._staged else NOTHING
@@ -464,26 +509,30 @@ class DeltaSink:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, part: Part) -> list[tuple[PartFile, Any]]:
+    def _put(self, part: Part | WrittenPart) -> list[tuple[PartFile, Any]]:
         """The files of this part, which are written, and the actions that add them, if they have
         rows. A part without rows is a file without a name."""
+        if isinstance(part, WrittenPart):
+            files = part.files
+        else:
+            files = self._write(part, self._table.metadata().partition_columns)
+        return [(one.file, _action(one)) for one in files]
+
+    def _write(self, part: Part, columns: Sequence[str]) -> list[WrittenFile]:
         zoned = part._replace(rows=lambda: (in_utc(group) for group in part.groups()))
         fitting = fitted_part(zoned, self._schema, path=self.path)
-        columns = self._table.metadata().partition_columns
         if not columns:
-            return [self._put_file(fitting, "", {})]
+            return [self._write_file(fitting, "", {})]
         groups = list(fitting.groups())
         table = pa.concat_tables(groups) if groups else self._schema.empty_table()
         found = []
         for suffix, piece in pieces(part, split(table, [table.column(n) for n in columns])):
             first = piece.table.slice(0, 1)
             values = {name: delta_value(first.column(name)[0].as_py()) for name in columns}
-            found.append(self._put_file(piece, suffix, values))
-        return found or [(PartFile("", part.lo, part.hi, 0, 0, ""), None)]
+            found.append(self._write_file(piece, suffix, values))
+        return found or [WrittenFile(no_file(part.lo, part.hi))]
 
-    def _put_file(
-        self, part: Part, suffix: str, values: Mapping[str, str | None]
-    ) -> tuple[PartFile, Any]:
+    def _write_file(self, part: Part, suffix: str, values: dict[str, str | None]) -> WrittenFile:
         told = _Statistics()
         counted = part._replace(rows=lambda: (told.add(group) for group in part.groups()))
         name = part_name(part.lo, part.hi, f"-{self._run_id}{suffix}")
@@ -492,17 +541,14 @@ class DeltaSink:
         else:
             file = self._upload(name, counted)
         if not file.path:
-            return file, None
-        from deltalake.transaction import AddAction
-
-        action = AddAction(file.path, file.bytes, values, 0, True, json.dumps(told.found()))
-        return file, action
+            return WrittenFile(file)
+        return WrittenFile(file, facts=msgspec.json.encode(Facts(values, told.found())).decode())
 
     def _upload(self, name: str, part: Part) -> PartFile:
         groups = part.groups()
         first = next(groups, None)
         if first is None:
-            return PartFile("", part.lo, part.hi, 0, 0, "")
+            return no_file(part.lo, part.hi)
         with self._writing(name) as stream:
             rows = write_groups(self._schema, chain([first], groups), stream)
             length = stream.tell()
@@ -569,6 +615,17 @@ class DeltaSink:
                 ):  # the library raises it bare for what else it knows
                     raise
                 raise OutputError(path=self.path, why=_told_by(error)) from error
+
+
+def _action(written: WrittenFile) -> Any:
+    """The action that adds a file to the table; None for a part without rows."""
+    if not written.file.path:
+        return None
+    from deltalake.transaction import AddAction
+
+    facts = msgspec.json.decode(written.facts, type=Facts)
+    statistics = json.dumps(facts.statistics)
+    return AddAction(written.file.path, written.file.bytes, facts.values, 0, True, statistics)
 
 
 def _library() -> Any:

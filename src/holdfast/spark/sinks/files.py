@@ -22,10 +22,10 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 
-import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid
 from holdfast.spark.sinks.api import (
     ROW_GROUP_ROWS,
@@ -36,6 +36,7 @@ from holdfast.spark.sinks.api import (
     OutputTaken,
     Part,
 )
+from holdfast.spark.sinks.written import PartFile, WrittenFile, no_file
 
 SCRATCH = "_holdfast"  # readers of a directory pass over names that begin with an underscore
 TEMPORARY = ".tmp"
@@ -44,23 +45,8 @@ PAGE_BYTES = 1 << 20
 Step = Callable[[str], object]
 
 
-class PartFile(msgspec.Struct, frozen=True):
-    """A committed part. Without rows it has no file, and `path` is empty."""
-
-    path: str  # relative to the output
-    lo: int
-    hi: int
-    rows: int
-    bytes: int
-    sha256: str
-
-
 def no_step(_: str) -> None:
     """Nobody listens."""
-
-
-def part_name(lo: int, hi: int, suffix: str = "") -> str:
-    return f"part-{lo:012d}-{hi:012d}{suffix}.parquet"
 
 
 def put_part(
@@ -73,26 +59,62 @@ def put_part(
     empty: bool = False,
 ) -> PartFile:
     """Write `part` as `home/name`. Durable once `home` is synced. Without rows only if `empty`."""
+    written = write_scratch(home, name, part, schema, step=step, empty=empty)
+    if written.scratch:
+        place_scratch(home, written)
+        step("rename")
+    return written.file
+
+
+def write_scratch(
+    home: Path,
+    name: str,
+    part: Part,
+    schema: pa.Schema,
+    *,
+    step: Step = no_step,
+    empty: bool = False,
+) -> WrittenFile:
+    """Write and sync `part` in the scratch directory, under a name that no other process uses."""
     groups = part.groups()
     first = next(groups, None)
     if first is None and not empty:
-        return PartFile("", part.lo, part.hi, 0, 0, "")
+        return WrittenFile(no_file(part.lo, part.hi))
     parted = chain([first] if first is not None else [], groups)
-    temporary = home / SCRATCH / f"{name}.{os.getpid()}{TEMPORARY}"
+    temporary = f"{name}.{os.getpid()}-{SYSTEM.entropy(4).hex()}{TEMPORARY}"
+    path = home / SCRATCH / temporary
     try:
-        with HashedFile(temporary) as file:
+        with HashedFile(path) as file:
             rows = write_groups(schema, parted, file)
             step("write")
             os.fsync(file.fileno())
-        step("fsync")
-        os.replace(temporary, home / name)
-    except FileNotFoundError as error:  # the `begin` of a successor swept it away
-        raise OutputTaken(path=str(home), lost=str(temporary)) from error
+    except (
+        FileNotFoundError
+    ) as error:  # the `begin` of a successor removed the directory's temporaries
+        raise OutputTaken(path=str(home), lost=str(path)) from error
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)
         raise
-    step("rename")
-    return PartFile(name, part.lo, part.hi, rows, file.length, file.sha256.hexdigest())
+    step("fsync")
+    digest = file.sha256.hexdigest()
+    return WrittenFile(PartFile(name, part.lo, part.hi, rows, file.length, digest), temporary)
+
+
+def place_scratch(home: Path, written: WrittenFile) -> PartFile:
+    """Rename a file of the scratch directory to its own name. A repeat finds it there."""
+    file = written.file
+    try:
+        os.replace(home / SCRATCH / written.scratch, home / file.path)
+    except FileNotFoundError as error:
+        if not is_whole(home, file):
+            raise OutputTaken(path=str(home), lost=written.scratch) from error
+    return file
+
+
+def is_whole(home: Path, file: PartFile) -> bool:
+    """Whether a part file is there with its length."""
+    path = home / file.path
+    return path.is_file() and path.stat().st_size == file.bytes
 
 
 def write_rows(table: pa.Table, where: object) -> None:

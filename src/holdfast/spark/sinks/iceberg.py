@@ -31,6 +31,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from holdfast.clock import SYSTEM
 from holdfast.errors import Conflict, HoldfastError, Invalid
 from holdfast.spark.sinks.api import (
     NOTHING,
@@ -51,13 +52,11 @@ from holdfast.spark.sinks.api import (
 )
 from holdfast.spark.sinks.files import (
     SCRATCH,
-    PartFile,
     Step,
     check_writable,
     in_utc,
     make_directory,
     no_step,
-    part_name,
     put_part,
     readable,
     sync_directory,
@@ -65,8 +64,10 @@ from holdfast.spark.sinks.files import (
     write_groups,
 )
 from holdfast.spark.sinks.location import OutputUnknown
+from holdfast.spark.sinks.manifest import message_of, schema_from
 from holdfast.spark.sinks.object_store import keep_options, options_of
 from holdfast.spark.sinks.partitions import names_of, pieces, split, transform_of
+from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart, no_file, part_name
 
 TRIES_MAX = 10  # lost races of one commit against other writers of the table
 MODES = ("upsert", "replace", "append")
@@ -82,6 +83,18 @@ TRANSFORMS = ("identity", "year", "month", "day", "hour")
 _NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*){2,}")
 _PART = re.compile(r"part-(\d{12})-(\d{12})-")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+class PartWriter(msgspec.Struct, frozen=True):
+    """What an executor needs to write parts, without a catalog: the columns as an Arrow message, the run, the place
+    of the table, (column, unit of time or "identity") of its partitions, and the properties of its file system.
+    These may be credentials: the ledger service sends them to executors and keeps them nowhere."""
+
+    schema: str
+    run_id: str
+    location: str
+    partition_by: list[tuple[str, str]]
+    properties: dict[str, str]
 
 
 class IcebergSink:
@@ -117,6 +130,9 @@ class IcebergSink:
         self._run_id = self._owner = ""
         self._schema = pa.schema([])
         self._held: Any = None
+        # Where its files are, and how they are written.
+        self._location = ""
+        self._io: Any = None
         self._complete = False
         # Of a run that succeeds another one: that one's files by the first of each part, its own
         # parts, and the files among them that are new.
@@ -177,7 +193,7 @@ class IcebergSink:
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
         return self.commit_many([Part(lo, hi, table)])
 
-    def commit_many(self, parts: Sequence[Part | KeptPart]) -> int:
+    def commit_many(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
         if self._succeeds is not None:
             with self._told():
                 return self._stage(parts)
@@ -188,7 +204,8 @@ class IcebergSink:
                 return None
             if self._complete:
                 raise PartOutOfOrder(path=self.table, lo=wanted[0].lo, why="it is complete")
-            return [file for part in wanted if isinstance(part, Part) for file in self._put(part)]
+            new = [part for part in wanted if not isinstance(part, KeptPart)]
+            return [file for part in new for file in self._put(part)]
 
         return self._commit_version(files, parts[-1].version if parts else NOTHING)
 
@@ -219,6 +236,39 @@ class IcebergSink:
             if self._version(run_id) is None:
                 raise OutputNotOurs(path=self.table, found="an Iceberg table without this run")
             return [self._path(part.path) for part in self._files(run_id)]
+
+    # --- files that executors write -------------------------------------------------------------
+
+    def part_writer(self) -> bytes:
+        properties = {name: str(value) for name, value in self._held.io.properties.items()}
+        told = PartWriter(
+            message_of(self._schema), self._run_id, self._held.location(), self._partitions(),
+            properties,
+        )  # fmt: skip
+        return msgspec.json.encode(told)
+
+    def check_writer(self, writer: bytes) -> None:
+        self._use(writer)
+        name = f"{SCRATCH}/writable-{SYSTEM.entropy(6).hex()}"
+        with self._told():
+            with self._io.new_output(self._path(name)).create(overwrite=True) as stream:
+                stream.write(b"writable")
+            self._io.delete(self._path(name))
+
+    def write_part(self, writer: bytes, part: Part) -> WrittenPart:
+        told = self._use(writer)
+        with self._told():
+            files = self._write(part, told.partition_by)
+        return WrittenPart(part.lo, part.hi, [WrittenFile(one) for one in files])
+
+    def _use(self, writer: bytes) -> PartWriter:
+        from pyiceberg.io import load_file_io
+
+        told = msgspec.json.decode(writer, type=PartWriter)
+        self._run_id, self._schema = told.run_id, schema_from(told.schema)
+        self._location = told.location
+        self._io = load_file_io(told.properties, told.location)
+        return told
 
     # --- input that grew ------------------------------------------------------------------------
 
@@ -261,7 +311,7 @@ class IcebergSink:
         found = [(group[0].path, group[0].lo, group[0].hi) for group in parts.values()]
         return Begun(NOTHING, kept_files(base, found))
 
-    def _stage(self, parts: Sequence[Part | KeptPart]) -> int:
+    def _stage(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
         """Put the files in place; `finish` adds them, in one snapshot with all that leaves."""
         assert self._succeeds is not None
         version = self._staged[-1].hi - 1 if self._staged else NOTHING
@@ -490,26 +540,37 @@ class IcebergSink:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, part: Part) -> list[PartFile]:
+    def _put(self, part: Part | WrittenPart) -> list[PartFile]:
         """The files of this part, which are written. A part without rows is a file without a name."""
+        if isinstance(part, WrittenPart):
+            return [one.file for one in part.files]
+        self._location, self._io = self._held.location(), self._held.io
+        return self._write(part, self._partitions())
+
+    def _partitions(self) -> list[tuple[str, str]]:
+        schema = self._held.schema()
+        return [
+            (schema.find_column_name(field.source_id), str(field.transform))
+            for field in self._held.spec().fields
+        ]
+
+    def _write(self, part: Part, partition_by: Sequence[tuple[str, str]]) -> list[PartFile]:
         casted = part._replace(rows=lambda: (in_utc(g).cast(self._schema) for g in part.groups()))
         fitting = fitted_part(casted, self._schema, path=self.table)
-        spec, schema = self._held.spec(), self._held.schema()
-        if not spec.fields:
+        if not partition_by:
             return [self._put_file(fitting, "")]
         groups = list(fitting.groups())
         table = pa.concat_tables(groups) if groups else self._schema.empty_table()
         by = []
-        for field in spec.fields:
-            column = table.column(schema.find_column_name(field.source_id))
-            unit = str(field.transform)
+        for name, unit in partition_by:
+            column = table.column(name)
             by.append(column if unit == "identity" else pc.floor_temporal(column, unit=unit))
         found = [self._put_file(piece, suffix) for suffix, piece in pieces(part, split(table, by))]
-        return found or [PartFile("", part.lo, part.hi, 0, 0, "")]
+        return found or [no_file(part.lo, part.hi)]
 
     def _put_file(self, part: Part, suffix: str) -> PartFile:
         name = part_name(part.lo, part.hi, f"-{self._run_id}{suffix}")
-        home = self._home()
+        home = _home(self._location)
         if home is not None:
             file = put_part(home, name, part, self._schema, step=self._step)
             sync_directory(home)
@@ -517,21 +578,18 @@ class IcebergSink:
         groups = part.groups()
         first = next(groups, None)
         if first is None:
-            return PartFile("", part.lo, part.hi, 0, 0, "")
-        with self._held.io.new_output(self._path(name)).create(overwrite=True) as stream:
+            return no_file(part.lo, part.hi)
+        with self._io.new_output(self._path(name)).create(overwrite=True) as stream:
             rows = write_groups(self._schema, chain([first], groups), stream)
         return PartFile(name, part.lo, part.hi, rows, 0, "")
 
     def _path(self, name: str) -> str:
-        return f"{self._held.location().rstrip('/')}/data/{name}"
+        location = self._location or self._held.location()
+        return f"{location.rstrip('/')}/data/{name}"
 
     def _home(self) -> Path | None:
         """The data directory, if it is on a disk."""
-        location = self._held.location().rstrip("/")
-        scheme, found, rest = location.partition("://")
-        if not found:
-            scheme, rest = "file", location.removeprefix("file:")
-        return Path(rest) / "data" if scheme == "file" else None
+        return _home(self._held.location())
 
     def _commit_version(self, files: Any, target: int) -> int:
         """A snapshot of the files that `files` gives for the version that the table has, None for
@@ -618,6 +676,15 @@ def _library() -> Any:
         why = "install it: pip install 'holdfast[iceberg]'"
         raise Invalid(what="sink", kind="iceberg", missing="pyiceberg", why=why) from error
     return pyiceberg
+
+
+def _home(location: str) -> Path | None:
+    """The data directory of a table, if it is on a disk."""
+    location = location.rstrip("/")
+    scheme, found, rest = location.partition("://")
+    if not found:
+        scheme, rest = "file", location.removeprefix("file:")
+    return Path(rest) / "data" if scheme == "file" else None
 
 
 def _repeat_nothing(table: Any) -> None:

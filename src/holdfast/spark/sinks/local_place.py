@@ -20,20 +20,24 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
+from holdfast.clock import SYSTEM
 from holdfast.spark.sinks.api import OutputCorrupt, OutputHeld, OutputNotOurs, Part
 from holdfast.spark.sinks.files import (
     SCRATCH,
-    PartFile,
+    TEMPORARY,
     Step,
     check_writable,
     drop_temporaries,
     is_scratch_only,
+    is_whole,
     make_directory,
     no_step,
+    place_scratch,
     put_part,
     replace_file,
     sync_directory,
     typed,
+    write_scratch,
 )
 from holdfast.spark.sinks.manifest import (
     HEAD,
@@ -45,6 +49,7 @@ from holdfast.spark.sinks.manifest import (
     encoded,
     link,
 )
+from holdfast.spark.sinks.written import PartFile, WrittenFile
 
 LOCK_WAIT_S = 10.0
 LOCK_POLL_S = 0.02
@@ -175,13 +180,25 @@ class LocalPlace:
     def put(self, name: str, part: Part, schema: pa.Schema, *, empty: bool = False) -> PartFile:
         return put_part(self.path, name, part, schema, step=self._step, empty=empty)
 
+    def write(self, name: str, run_id: str, part: Part, schema: pa.Schema) -> WrittenFile:
+        """On an executor: a file in the scratch directory. The ledger service renames it (`accept`), so an executor
+        that was given up cannot change what a plain listing shows."""
+        return write_scratch(self.path, name, part, schema, step=self._step)
+
+    def accept(self, written: WrittenFile) -> PartFile:
+        return place_scratch(self.path, written) if written.scratch else written.file
+
+    def check_writer(self) -> None:
+        probe = self.path / SCRATCH / f"writable-{os.getpid()}-{SYSTEM.entropy(4).hex()}{TEMPORARY}"
+        probe.touch()
+        probe.unlink()
+
     def settle(self) -> None:
         """What was put is durable."""
         sync_directory(self.path)
 
     def is_whole(self, part: PartFile) -> bool:
-        file = self.path / part.path
-        return file.is_file() and file.stat().st_size == part.bytes
+        return is_whole(self.path, part)
 
     def names(self) -> list[str]:
         return sorted(os.listdir(self.path))

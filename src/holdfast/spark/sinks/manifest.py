@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from holdfast.spark.sinks.api import NOTHING, OutputCorrupt
-from holdfast.spark.sinks.files import PartFile
+from holdfast.spark.sinks.written import PartFile
 
 HEAD = "manifest.json"
 LOG = "parts.jsonl"
@@ -95,7 +95,12 @@ def message_of(schema: pa.Schema) -> str:
 
 
 def schema_of(head: Head) -> pa.Schema:
-    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(head.arrow_schema)))
+    return schema_from(head.arrow_schema)
+
+
+def schema_from(message: str) -> pa.Schema:
+    """The schema of a text by `message_of`."""
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(message)))
 
 
 def link(chain: str, line: bytes) -> str:

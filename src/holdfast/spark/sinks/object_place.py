@@ -18,11 +18,13 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
+from holdfast.clock import SYSTEM
 from holdfast.spark.sinks.api import OutputError, OutputNotOurs, OutputReadOnly, OutputTaken, Part
-from holdfast.spark.sinks.files import SCRATCH, PartFile, Step, no_step, write_groups
+from holdfast.spark.sinks.files import SCRATCH, Step, no_step, write_groups
 from holdfast.spark.sinks.location import Location
 from holdfast.spark.sinks.manifest import HEAD, LOG, SUCCESS, Head, counting, decoded, encoded
 from holdfast.spark.sinks.object_store import library, open_bucket, told
+from holdfast.spark.sinks.written import PartFile, WrittenFile
 
 NAMES_SHOWN = 3
 BUFFER_BYTES = 10 * 1024 * 1024
@@ -77,7 +79,7 @@ class ObjectPlace:
         if names == [f"{SCRATCH}/"]:
             probe = self._name(PROBE)
             inside = library().list(self._store(), prefix=self._name(SCRATCH)).collect()
-            if all(one["path"] == probe for one in inside):
+            if all(one["path"].startswith(probe) for one in inside):
                 return ""
         more = ", …" if len(names) > NAMES_SHOWN else ""
         return ", ".join(names[:NAMES_SHOWN]) + more
@@ -139,6 +141,21 @@ class ObjectPlace:
         self._step("part-put")
         digest = upload.sha256.hexdigest()
         return PartFile(name, part.lo, part.hi, rows, upload.length, digest)
+
+    def write(self, name: str, run_id: str, part: Part, schema: pa.Schema) -> WrittenFile:
+        """On an executor: an object whose name has the id of its run. A store has no rename, and an executor of
+        another run that was given up must not replace it."""
+        if run_id not in name:
+            name = f"{name.removesuffix('.parquet')}-{run_id}.parquet"
+        return WrittenFile(self.put(name, part, schema))
+
+    def accept(self, written: WrittenFile) -> PartFile:
+        return written.file
+
+    def check_writer(self) -> None:
+        name = self._name(f"{PROBE}-{SYSTEM.entropy(4).hex()}")
+        library().put(self._store(), name, b"")
+        library().delete(self._store(), name)
 
     def settle(self) -> None: ...
 

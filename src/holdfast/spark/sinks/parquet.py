@@ -48,7 +48,7 @@ from holdfast.spark.sinks.api import (
     pending,
     plain,
 )
-from holdfast.spark.sinks.files import PartFile, Step, no_step, part_name, write_rows
+from holdfast.spark.sinks.files import Step, no_step, write_rows
 from holdfast.spark.sinks.local_place import LOCK_WAIT_S, LocalPlace
 from holdfast.spark.sinks.location import Location, locate
 from holdfast.spark.sinks.manifest import (
@@ -56,10 +56,12 @@ from holdfast.spark.sinks.manifest import (
     Manifest,
     first_head,
     message_of,
+    schema_from,
     schema_of,
 )
 from holdfast.spark.sinks.object_place import ObjectPlace
 from holdfast.spark.sinks.object_store import keep_options
+from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart, part_name
 
 __all__ = ["Head", "Manifest", "ParquetSink", "read_parts"]
 
@@ -87,11 +89,22 @@ class Place(Protocol):
     def swap(self, head: Head, files: Sequence[PartFile]) -> None: ...
     def new_log(self, generation: int) -> str: ...
     def put(self, name: str, part: Part, schema: pa.Schema, *, empty: bool = False) -> PartFile: ...
+    def write(self, name: str, run_id: str, part: Part, schema: pa.Schema) -> WrittenFile: ...
+    def accept(self, written: WrittenFile) -> PartFile: ...
+    def check_writer(self) -> None: ...
     def settle(self) -> None: ...
     def is_whole(self, part: PartFile) -> bool: ...
     def names(self) -> list[str]: ...
     def remove(self, names: Sequence[str]) -> None: ...
     def mark_success(self) -> None: ...
+
+
+class PartWriter(msgspec.Struct, frozen=True):
+    """What an executor needs to write parts: the columns as an Arrow message, the run, the suffix of file names."""
+
+    schema: str
+    run_id: str
+    suffix: str
 
 
 def read_parts(
@@ -138,7 +151,7 @@ class ParquetSink:
         self._grace_s = grace_s
         self._generation = 0
         self._schema = pa.schema([])
-        self._suffix = ""
+        self._run_id = self._suffix = ""
         # Of a run that succeeds another one by `begin_after`: its id and name, and its parts so far.
         self._successor: tuple[str, str] | None = None
         self._staged: list[PartFile] = []
@@ -163,6 +176,7 @@ class ParquetSink:
             self._place.check_writable()
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
+        self._run_id = run_id
         self._schema = plain(schema)
         place = self._place
         with place.typed():
@@ -181,7 +195,7 @@ class ParquetSink:
     def commit(self, lo: int, hi: int, table: pa.Table) -> int:
         return self.commit_many([Part(lo, hi, table)])
 
-    def commit_many(self, parts: Sequence[Part | KeptPart]) -> int:
+    def commit_many(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
         place = self._place
         with place.typed():
             head = self._own_head()
@@ -193,7 +207,7 @@ class ParquetSink:
             if head.complete:
                 raise PartOutOfOrder(path=place.url, lo=wanted[0].lo, why="it is complete")
             # Outside the lock: this takes long.
-            files = [self._put(part) for part in wanted if isinstance(part, Part)]
+            files = [self._put(part) for part in wanted if not isinstance(part, KeptPart)]
             place.settle()
             with place.lock():
                 place.append(self._own_head(), files)
@@ -212,6 +226,7 @@ class ParquetSink:
                         head = self._own_head()
                     place.write_head(msgspec.structs.replace(head, complete=True))
             place.mark_success()
+            place.sweep()
             self._remove_superseded()
 
     def parts(self, run_id: str) -> list[str]:
@@ -219,6 +234,25 @@ class ParquetSink:
         if manifest.run_id != run_id:
             raise OutputNotOurs(path=self._place.url, found=f"run {manifest.run_id}")
         return manifest.files
+
+    # --- files that executors write -------------------------------------------------------------
+
+    def part_writer(self) -> bytes:
+        told = PartWriter(message_of(self._schema), self._run_id, self._suffix)
+        return msgspec.json.encode(told)
+
+    def check_writer(self, writer: bytes) -> None:
+        with self._place.typed():
+            self._place.check_writer()
+
+    def write_part(self, writer: bytes, part: Part) -> WrittenPart:
+        told = msgspec.json.decode(writer, type=PartWriter)
+        schema = schema_from(told.schema)
+        name = part_name(part.lo, part.hi, told.suffix)
+        with self._place.typed():
+            part = fitted_part(part, schema, path=self._place.url)
+            file = self._place.write(name, told.run_id, part, schema)
+        return WrittenPart(part.lo, part.hi, [file])
 
     def _read(self) -> Manifest:
         with self._place.typed():
@@ -241,7 +275,7 @@ class ParquetSink:
         if head is None or head.run_id == run_id:
             return Begun(self.begin(run_id, name, schema), ())
         self._schema = plain(schema)
-        self._suffix = f"-{run_id}"
+        self._run_id, self._suffix = run_id, f"-{run_id}"
         with place.typed(), place.lock():
             # A replaced output may have other columns: then no file of it stays.
             head = self._look(base.run_id, name, columns_too=self._mode == "append")
@@ -260,7 +294,7 @@ class ParquetSink:
             return Begun(NOTHING, ())
         return Begun(NOTHING, kept_files(base, ((f.path, f.lo, f.hi) for f in self._kept.values())))
 
-    def _stage(self, parts: Sequence[Part | KeptPart]) -> int:
+    def _stage(self, parts: Sequence[Part | KeptPart | WrittenPart]) -> int:
         """Put the parts in place; `finish` makes them count."""
         version = self._staged[-1].hi - 1 if self._staged else NOTHING
         for part in pending(parts, version, path=self._place.url):
@@ -333,7 +367,10 @@ class ParquetSink:
 
     # --- writing --------------------------------------------------------------------------------
 
-    def _put(self, part: Part) -> PartFile:
+    def _put(self, part: Part | WrittenPart) -> PartFile:
+        if isinstance(part, WrittenPart):
+            [written] = part.files
+            return self._place.accept(written)
         name = part_name(part.lo, part.hi, self._suffix)
         part = fitted_part(part, self._schema, path=self._place.url)
         return self._place.put(name, part, self._schema)

@@ -110,6 +110,14 @@ class TableSink:
             self._version = part.version
         return self._version
 
+    def commit_frame(self, lo: int, hi: int, frame: DataFrame, rows: int) -> int:
+        """A part whose rows executors read; `rows` is how many they are."""
+        if hi - 1 > self._version:
+            if rows:
+                self._append_part(f"{self._run_id}/{lo}-{hi}", frame, rows)
+            self._version = hi - 1
+        return self._version
+
     def finish(self) -> None:
         """The table has no state of its own."""
 
@@ -178,20 +186,25 @@ class TableSink:
             raise OutputError(path=self.table, why=_told_by(error)) from error
 
     def _put(self, name: str, table: pa.Table) -> None:
+        frame = self._session().createDataFrame(table.combine_chunks())
+        self._append_part(name, frame, table.num_rows)
+
+    def _append_part(self, name: str, frame: DataFrame, rows: int) -> None:
+        from pyspark.sql import functions
+
         there = self._there.get(name, 0)
-        if there >= table.num_rows:
+        if there >= rows:
             return
         if there:
             self._remove(name)
-        labels = pa.repeat(pa.scalar(name), table.num_rows)
-        frame = self._session().createDataFrame(table.append_column(PART, labels).combine_chunks())
+        frame = frame.withColumn(PART, functions.lit(name))
         self._step("append-before")
         try:
             # One task: a database commits what one task wrote as a whole.
             frame.coalesce(1).writeTo(self._quoted).append()
         except Exception as error:
             # The answer may be lost, and the rows there.
-            if self._counts(self._run_id).get(name, 0) < table.num_rows:
+            if self._counts(self._run_id).get(name, 0) < rows:
                 raise OutputError(path=self.table, why=_told_by(error)) from error
         self._step("append")
 
