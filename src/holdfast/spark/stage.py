@@ -16,10 +16,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import msgspec
@@ -32,7 +30,7 @@ from holdfast.ledger.board import ROWS_MAX
 from holdfast.ledger.classes import ATTEMPTS_MAX, PAGE_ROWS, Policy
 from holdfast.ledger.stop_rules import StopRules
 from holdfast.spark import again, code, driver_writes, extension, jobs, wire
-from holdfast.spark.addresses import checked_host, driver_host
+from holdfast.spark.addresses import checked_host
 from holdfast.spark.arguments import checked_key, checked_number, whole_number
 from holdfast.spark.carry import carry_text, check_carry
 from holdfast.spark.code import Estimate
@@ -45,18 +43,17 @@ from holdfast.spark.fingerprint import same_input
 from holdfast.spark.frames import session_of
 from holdfast.spark.ingest import check_input
 from holdfast.spark.journal import schema_bytes
-from holdfast.spark.keeper import Keeper, new_token, warm
+from holdfast.spark.keeper import Keeper, warm
 from holdfast.spark.lazy import lazily
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.plan import Plan
 from holdfast.spark.remap_run import FailedRows, remap
 from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.run import Drive, Prepared, Run, sink_at
-from holdfast.spark.service import Charge
 from holdfast.spark.sinks import Sink
-from holdfast.spark.sinks.object_store import given_options
 from holdfast.spark.spool import access_of, kept_url
 from holdfast.spark.spool_upkeep import Deletion
+from holdfast.spark.stage_charge import charge_of
 from holdfast.spark.stage_options import (
     check_config,
     check_output,
@@ -69,9 +66,9 @@ from holdfast.spark.stage_options import (
     retry_rules,
 )
 from holdfast.spark.stop import Stop
-from holdfast.spark.tls import Tls, authority
+from holdfast.spark.tls import Tls
 from holdfast.store import open as open_store
-from holdfast.store.api import Store, address_of
+from holdfast.store.api import Store
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -451,17 +448,12 @@ class Stage:
         seen: str,
         match: Sequence[str] | None = None,
     ) -> Run:
+        def take(drive: Drive) -> None:
+            if df is not None:
+                drive.take_in(df, self.key, match)
+
         with self._served(home, spark, record, prepared, sink, seen) as keeper:
-            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
-            with drive:
-                slots = jobs.parallelism(spark)
-                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
-                if df is not None:
-                    drive.take_in(df, self.key, match)
-                found = drive.record()
-                duty = self._duty(keeper, found, prepared)
-                drive.pull(duty, prepared.function, self._task_count(spark, slots))
-                found = drive.record()
+            found = self._driven(home, spark, keeper, prepared, take)
         if found.status is runs.Status.FINISHED and found.retry_requested_ns:
             # It had stopped, and its failed rows were marked meanwhile.
             return self._retry(home, spark, found, prepared, found.run_id)
@@ -494,18 +486,15 @@ class Stage:
         if df is not None:
             extension.rehash(home, spark, record, df.schema, growth)
         _leave(home, self.name)
+
+        def take(drive: Drive) -> None:
+            if df is None:
+                drive.take_again(first)
+            else:
+                drive.take_in(df, self.key, growth.match)
+
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
-            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
-            with drive:
-                slots = jobs.parallelism(spark)
-                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
-                if df is None:
-                    drive.take_again(first)
-                else:
-                    drive.take_in(df, self.key, growth.match)
-                duty = self._duty(keeper, drive.record(), prepared)
-                drive.pull(duty, prepared.function, self._task_count(spark, slots))
-                found = drive.record()
+            found = self._driven(home, spark, keeper, prepared, take)
         warm()
         return self._over(found, home, spark)
 
@@ -523,15 +512,26 @@ class Stage:
         record = again.retry_of(home, old, self._new_record(home, prepared, None))
         _leave(home, self.name)
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
-            drive = Drive(self.name, home, spark, keeper, mode=self.progress)
-            with drive:
-                slots = jobs.parallelism(spark)
-                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
-                drive.take_failed(old)
-                duty = self._duty(keeper, drive.record(), prepared)
-                drive.pull(duty, prepared.function, self._task_count(spark, slots))
-                found = drive.record()
+            found = self._driven(home, spark, keeper, prepared, lambda one: one.take_failed(old))
         return self._over(found, home, spark)
+
+    def _driven(
+        self,
+        home: Store,
+        spark: SparkSession,
+        keeper: Keeper,
+        prepared: Prepared,
+        take: Callable[[Drive], None],
+    ) -> runs.RunRecord:
+        """Look at the executors, have the input taken, make the calls; the run as it is then."""
+        with Drive(self.name, home, spark, keeper, mode=self.progress) as drive:
+            slots = jobs.parallelism(spark)
+            drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
+            take(drive)
+            duty = self._duty(keeper, drive.record(), prepared)
+            tasks = jobs.dynamic_tasks(spark) if self.dynamic else self.tasks or slots
+            drive.pull(duty, prepared.function, tasks)
+            return drive.record()
 
     def _compared(self, home: Store, df: DataFrame, prepared: Prepared, growth: Growth) -> Changes:
         """Take keys and hashes of an input into a store of its own, and look up what is known."""
@@ -641,26 +641,8 @@ class Stage:
         seen: str,
         executors_write: bool = True,
     ) -> Keeper:
-        charge = Charge(
-            store=address_of(home),
-            token=new_token(),
-            host=self.ledger_host or driver_host(spark),
-            port=self.ledger_port,
-            record=codec.pack(record),
-            new=new,
-            again=False,
-            executors_write=executors_write,
-            file_rows=self.file_rows,
-            file_bytes=self.file_bytes,
-            storage_options=given_options(),
-            rate_per_s=float(self.rate_per_s),
-            tokens_per_min=float(self.tokens_per_min),
-            seen=seen,
-            paths=[path for path in sys.path if path],
-            bind=self.bind or "",
-            cert=str(Path(self.tls.cert).absolute()) if self.tls else "",
-            key=str(Path(self.tls.key).absolute()) if self.tls else "",
-            ca=authority(self.tls) if self.tls else "",
+        charge = charge_of(
+            self, home, spark, record, new=new, seen=seen, executors_write=executors_write
         )
         return Keeper(home, charge)
 
@@ -696,9 +678,6 @@ class Stage:
             lease_s=record.policy.lease_ns / 1e9,
             spool=access_of(record),
         )
-
-    def _task_count(self, spark: SparkSession, slots: int) -> int:
-        return jobs.dynamic_tasks(spark) if self.dynamic else self.tasks or slots
 
 
 def _leave(home: Store, name: str) -> None:

@@ -25,12 +25,10 @@ import json
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import Conflict, Invalid
@@ -45,11 +43,11 @@ from holdfast.spark.sinks.api import (
     Part,
     PartOutOfOrder,
     Spec,
-    fitted_part,
     kept_files,
     pending,
     plain,
 )
+from holdfast.spark.sinks.delta_files import DeltaFiles, add_action
 from holdfast.spark.sinks.files import (
     SCRATCH,
     TEMPORARY,
@@ -61,12 +59,10 @@ from holdfast.spark.sinks.files import (
     make_directory,
     no_step,
     of_system,
-    put_part,
     readable,
     replace_file,
     sync_directory,
     typed,
-    write_groups,
 )
 from holdfast.spark.sinks.location import locate
 from holdfast.spark.sinks.manifest import message_of, schema_from
@@ -74,12 +70,9 @@ from holdfast.spark.sinks.object_place import PROBE
 from holdfast.spark.sinks.object_store import keep_options, options_of
 from holdfast.spark.sinks.partitions import (
     check_partition_columns,
-    delta_value,
     names_of,
-    pieces,
-    split,
 )
-from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart, no_file, part_name
+from holdfast.spark.sinks.written import PartFile, WrittenPart
 
 TRIES_MAX = 5  # lost races of one commit against other writers of the table
 LOG = "_delta_log"
@@ -98,13 +91,6 @@ class PartWriter(msgspec.Struct, frozen=True):
     schema: str
     run_id: str
     partition_by: list[str]
-
-
-class Facts(msgspec.Struct, frozen=True):
-    """What the table's log says of a file: the values of its partition, and statistics of its columns."""
-
-    values: dict[str, str | None]
-    statistics: dict[str, Any]
 
 
 class DeltaSink:
@@ -135,6 +121,7 @@ class DeltaSink:
         keep_options(place.url, storage_options)
         self._local = place.local
         self.path = place.url
+        self._files = DeltaFiles(place.url, place.local, step)
         self._append = append
         self._mode = mode
         self._partition_by = names_of(partition_by)
@@ -181,10 +168,7 @@ class DeltaSink:
             if self._local is not None:
                 check_writable(self._local)
             else:
-                remote = self._remote()
-                with self._writing(PROBE) as stream:
-                    stream.write(b"writable")
-                remote.delete_file(PROBE)
+                self._files.check(PROBE)
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         if not _SAFE.fullmatch(run_id):
@@ -255,7 +239,7 @@ class DeltaSink:
             table = self._open()
             if table.transaction_version(run_id) is None:
                 raise OutputNotOurs(path=self.path, found="a Delta table without this run")
-            own = [part.path for part in self._files(table, run_id)]
+            own = [part.path for part in self._files_of(table, run_id)]
         return [f"{self.path.rstrip('/')}/{name}" for name in own]
 
     # --- files that executors write -------------------------------------------------------------
@@ -267,20 +251,13 @@ class DeltaSink:
     def check_writer(self, writer: bytes) -> None:
         name = f"{PROBE}-{os.getpid()}-{SYSTEM.entropy(4).hex()}"
         with self._told():
-            if self._local is not None:
-                probe = self._local / f"{name}{TEMPORARY}"
-                probe.touch()
-                probe.unlink()
-                return
-            with self._writing(name) as stream:
-                stream.write(b"writable")
-            self._remote().delete_file(name)
+            self._files.check(f"{name}{TEMPORARY}")
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
         told = msgspec.json.decode(writer, type=PartWriter)
-        self._run_id, self._schema = told.run_id, schema_from(told.schema)
+        schema = schema_from(told.schema)
         with self._told():
-            files = self._write(part, told.partition_by)
+            files = self._files.write(part, told.run_id, schema, told.partition_by)
             if self._local is not None:
                 sync_directory(self._local)
         return WrittenPart(part.lo, part.hi, files)
@@ -321,7 +298,7 @@ class DeltaSink:
             if self._mode == "append":
                 self._owner = base.run_id
                 return Begun(self._version(), [KeptPart(one.lo, one.hi) for one in base.same])
-            files = self._files(self._table, base.run_id)
+            files = self._files_of(self._table, base.run_id)
         # By the first of the files that a part has.
         parts: dict[tuple[int, int], list[PartFile]] = {}
         for file in files:
@@ -331,7 +308,7 @@ class DeltaSink:
         found = [(group[0].path, group[0].lo, group[0].hi) for group in parts.values()]
         return Begun(NOTHING, kept_files(base, found))
 
-    def _files(self, table: Any, run_id: str) -> list[PartFile]:
+    def _files_of(self, table: Any, run_id: str) -> list[PartFile]:
         """The files of a run that are in the table, with its seqs, in their order."""
         # The library quotes the directory in its URIs; the names are ours and need no quotes.
         names = {uri.rpartition("/")[2] for uri in table.file_uris()}
@@ -396,7 +373,7 @@ class DeltaSink:
             scratch = self._local / SCRATCH
             replace_file(self._local / name, data, scratch=scratch, step=self._step)
         else:
-            with self._writing(name) as stream:
+            with self._files.writing(name) as stream:
                 stream.write(data)
 
     def _read_list(self, run_id: str) -> list[PartFile] | None:
@@ -404,7 +381,7 @@ class DeltaSink:
             if self._local is not None:
                 data = (self._local / self._list_name(run_id)).read_bytes()
             else:
-                with self._remote().open_input_stream(self._list_name(run_id)) as stream:
+                with self._files.remote().open_input_stream(self._list_name(run_id)) as stream:
                     data = stream.read()
         except FileNotFoundError:
             return None
@@ -414,7 +391,7 @@ class DeltaSink:
 
     def _refuse_foreign(self) -> None:
         if self._local is None:
-            found = [info.path for info in self._remote().get_file_info(_children())]
+            found = [info.path for info in self._files.remote().get_file_info(_children())]
         elif not self._local.exists() or is_scratch_only(self._local):
             return
         else:
@@ -515,57 +492,9 @@ class DeltaSink:
         if isinstance(part, WrittenPart):
             files = part.files
         else:
-            files = self._write(part, self._table.metadata().partition_columns)
-        return [(one.file, _action(one)) for one in files]
-
-    def _write(self, part: Part, columns: Sequence[str]) -> list[WrittenFile]:
-        zoned = part._replace(rows=lambda: (in_utc(group) for group in part.groups()))
-        fitting = fitted_part(zoned, self._schema, path=self.path)
-        if not columns:
-            return [self._write_file(fitting, "", {})]
-        groups = list(fitting.groups())
-        table = pa.concat_tables(groups) if groups else self._schema.empty_table()
-        found = []
-        for suffix, piece in pieces(part, split(table, [table.column(n) for n in columns])):
-            first = piece.table.slice(0, 1)
-            values = {name: delta_value(first.column(name)[0].as_py()) for name in columns}
-            found.append(self._write_file(piece, suffix, values))
-        return found or [WrittenFile(no_file(part.lo, part.hi))]
-
-    def _write_file(self, part: Part, suffix: str, values: dict[str, str | None]) -> WrittenFile:
-        told = _Statistics()
-        counted = part._replace(rows=lambda: (told.add(group) for group in part.groups()))
-        name = part_name(part.lo, part.hi, f"-{self._run_id}{suffix}")
-        if self._local is not None:
-            file = put_part(self._local, name, counted, self._schema, step=self._step)
-        else:
-            file = self._upload(name, counted)
-        if not file.path:
-            return WrittenFile(file)
-        return WrittenFile(file, facts=msgspec.json.encode(Facts(values, told.found())).decode())
-
-    def _upload(self, name: str, part: Part) -> PartFile:
-        groups = part.groups()
-        first = next(groups, None)
-        if first is None:
-            return no_file(part.lo, part.hi)
-        with self._writing(name) as stream:
-            rows = write_groups(self._schema, chain([first], groups), stream)
-            length = stream.tell()
-        return PartFile(name, part.lo, part.hi, rows, length, "")
-
-    @contextlib.contextmanager
-    def _writing(self, name: str) -> Iterator[Any]:
-        """An object under way. The library takes bytes alone, and Arrow hands it buffers."""
-        raw = self._remote().handler._handler.open_output_stream(name)
-        yield pa.PythonFile(_Bytes(raw), "w")
-        raw.close()  # left open, it comes to nothing
-
-    def _remote(self) -> Any:
-        from deltalake.fs import DeltaStorageHandler
-        from pyarrow.fs import PyFileSystem
-
-        return PyFileSystem(DeltaStorageHandler(self.path, options_of(self.path) or None))
+            columns = self._table.metadata().partition_columns
+            files = self._files.write(part, self._run_id, self._schema, columns)
+        return [(one.file, add_action(one)) for one in files]
 
     def _commit(self, actions: list[Any], app_id: str, version: int) -> bool:
         return self._transact(actions, [(app_id, version)])
@@ -615,17 +544,6 @@ class DeltaSink:
                 ):  # the library raises it bare for what else it knows
                     raise
                 raise OutputError(path=self.path, why=_told_by(error)) from error
-
-
-def _action(written: WrittenFile) -> Any:
-    """The action that adds a file to the table; None for a part without rows."""
-    if not written.file.path:
-        return None
-    from deltalake.transaction import AddAction
-
-    facts = msgspec.json.decode(written.facts, type=Facts)
-    statistics = json.dumps(facts.statistics)
-    return AddAction(written.file.path, written.file.bytes, facts.values, 0, True, statistics)
 
 
 def _library() -> Any:
@@ -678,50 +596,6 @@ def _demand(table: Any) -> str:
         return f"writer version {protocol.min_writer_version}"
     checked = [f.name for f in table.schema().fields if "delta.invariants" in f.metadata]
     return f"an invariant of {', '.join(checked)}" if checked else ""
-
-
-class _Bytes:
-    def __init__(self, raw: Any) -> None:
-        self._raw = raw
-        self.closed = False
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        self._raw.write(bytes(view))
-        return view.nbytes
-
-    def flush(self) -> None: ...
-
-    def close(self) -> None:
-        """Arrow closes its file; the object ends with the `with` block, which knows of errors."""
-
-
-class _Statistics:
-    """What lets a reader pass over files: counts, and the bounds of whole numbers."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.nulls: dict[str, int] = {}
-        self.bounds: dict[str, tuple[int, int]] = {}
-
-    def add(self, table: pa.Table) -> pa.Table:
-        """Count `table` in, and hand it on."""
-        self.rows += table.num_rows
-        for field, column in zip(table.schema, table.columns, strict=True):
-            name = field.name
-            if not pa.types.is_nested(field.type):
-                self.nulls[name] = self.nulls.get(name, 0) + column.null_count
-            if pa.types.is_integer(field.type) and column.null_count < len(column):
-                found = pc.min_max(column).as_py()
-                low, high = self.bounds.get(name, (found["min"], found["max"]))
-                self.bounds[name] = (min(low, found["min"]), max(high, found["max"]))
-        return table
-
-    def found(self) -> dict[str, Any]:
-        low = {name: bounds[0] for name, bounds in self.bounds.items()}
-        high = {name: bounds[1] for name, bounds in self.bounds.items()}
-        counts = {"numRecords": self.rows, "nullCount": self.nulls}
-        return {**counts, "minValues": low, "maxValues": high}
 
 
 def _told_by(error: BaseException) -> str:

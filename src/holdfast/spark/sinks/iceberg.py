@@ -23,15 +23,11 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from holdfast.clock import SYSTEM
 from holdfast.errors import Conflict, HoldfastError, Invalid
 from holdfast.spark.sinks.api import (
     NOTHING,
@@ -45,7 +41,6 @@ from holdfast.spark.sinks.api import (
     Part,
     PartOutOfOrder,
     Spec,
-    fitted_part,
     kept_files,
     pending,
     plain,
@@ -57,17 +52,15 @@ from holdfast.spark.sinks.files import (
     in_utc,
     make_directory,
     no_step,
-    put_part,
     readable,
-    sync_directory,
     typed,
-    write_groups,
 )
+from holdfast.spark.sinks.iceberg_files import IcebergFiles, PartWriter, files_of
 from holdfast.spark.sinks.location import OutputUnknown
 from holdfast.spark.sinks.manifest import message_of, schema_from
 from holdfast.spark.sinks.object_store import keep_options, options_of
-from holdfast.spark.sinks.partitions import names_of, pieces, split, transform_of
-from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart, no_file, part_name
+from holdfast.spark.sinks.partitions import names_of, transform_of
+from holdfast.spark.sinks.written import PartFile, WrittenFile, WrittenPart
 
 TRIES_MAX = 10  # lost races of one commit against other writers of the table
 MODES = ("upsert", "replace", "append")
@@ -83,18 +76,6 @@ TRANSFORMS = ("identity", "year", "month", "day", "hour")
 _NAME = re.compile(r"[A-Za-z_][\w-]*(\.[A-Za-z_][\w-]*){2,}")
 _PART = re.compile(r"part-(\d{12})-(\d{12})-")
 _SAFE = re.compile(r"[A-Za-z0-9_.-]+")
-
-
-class PartWriter(msgspec.Struct, frozen=True):
-    """What an executor needs to write parts, without a catalog: the columns as an Arrow message, the run, the place
-    of the table, (column, unit of time or "identity") of its partitions, and the properties of its file system.
-    These may be credentials: the ledger service sends them to executors and keeps them nowhere."""
-
-    schema: str
-    run_id: str
-    location: str
-    partition_by: list[tuple[str, str]]
-    properties: dict[str, str]
 
 
 class IcebergSink:
@@ -130,9 +111,6 @@ class IcebergSink:
         self._run_id = self._owner = ""
         self._schema = pa.schema([])
         self._held: Any = None
-        # Where its files are, and how they are written.
-        self._location = ""
-        self._io: Any = None
         self._complete = False
         # Of a run that succeeds another one: that one's files by the first of each part, its own
         # parts, and the files among them that are new.
@@ -166,14 +144,11 @@ class IcebergSink:
                 self._partition_spec(self._iceberg_schema(schema))
                 return
             self._fit(schema)
-            home = self._home()
+            home = self._files().home
             if home is not None:
                 check_writable(home)
             else:
-                probe = f"{self._held.location().rstrip('/')}/{SCRATCH}/writable"
-                with self._held.io.new_output(probe).create(overwrite=True) as stream:
-                    stream.write(b"writable")
-                self._held.io.delete(probe)
+                self._files().check()
 
     def begin(self, run_id: str, name: str, schema: pa.Schema) -> int:
         self._take(run_id)
@@ -235,7 +210,7 @@ class IcebergSink:
                 raise OutputNotOurs(path=self.table, found="no such table")
             if self._version(run_id) is None:
                 raise OutputNotOurs(path=self.table, found="an Iceberg table without this run")
-            return [self._path(part.path) for part in self._files(run_id)]
+            return [self._files().path(part.path) for part in self._files_of(run_id)]
 
     # --- files that executors write -------------------------------------------------------------
 
@@ -248,27 +223,14 @@ class IcebergSink:
         return msgspec.json.encode(told)
 
     def check_writer(self, writer: bytes) -> None:
-        self._use(writer)
-        name = f"{SCRATCH}/writable-{SYSTEM.entropy(6).hex()}"
         with self._told():
-            with self._io.new_output(self._path(name)).create(overwrite=True) as stream:
-                stream.write(b"writable")
-            self._io.delete(self._path(name))
+            files_of(writer, self.table, self._step)[0].check()
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
-        told = self._use(writer)
         with self._told():
-            files = self._write(part, told.partition_by)
-        return WrittenPart(part.lo, part.hi, [WrittenFile(one) for one in files])
-
-    def _use(self, writer: bytes) -> PartWriter:
-        from pyiceberg.io import load_file_io
-
-        told = msgspec.json.decode(writer, type=PartWriter)
-        self._run_id, self._schema = told.run_id, schema_from(told.schema)
-        self._location = told.location
-        self._io = load_file_io(told.properties, told.location)
-        return told
+            files, told = files_of(writer, self.table, self._step)
+            put = files.write(part, told.run_id, schema_from(told.schema), told.partition_by)
+        return WrittenPart(part.lo, part.hi, [WrittenFile(one) for one in put])
 
     # --- input that grew ------------------------------------------------------------------------
 
@@ -301,7 +263,7 @@ class IcebergSink:
             if self._mode == "append":
                 self._owner = base.run_id
                 return Begun(version, [KeptPart(one.lo, one.hi) for one in base.same])
-            files = self._files(base.run_id)
+            files = self._files_of(base.run_id)
             self._refuse_others(files)
         parts: dict[tuple[int, int], list[PartFile]] = {}
         for file in files:
@@ -340,7 +302,7 @@ class IcebergSink:
             why = 'the table holds files of other writers; mode="upsert" leaves them'
             raise OutputNotOurs(path=self.table, found=min(more), why=why)
 
-    def _files(self, run_id: str) -> list[PartFile]:
+    def _files_of(self, run_id: str) -> list[PartFile]:
         """The files of a run that are in the table, with its seqs, in their order."""
         present = self._present()
         mine = [one for one in _summaries(self._held) if one.get(RUN) == run_id]
@@ -509,7 +471,7 @@ class IcebergSink:
 
     def _prepare(self) -> None:
         self._complete = self._is_complete()
-        home = self._home()
+        home = self._files().home
         if home is not None:
             make_directory(home / SCRATCH)
 
@@ -544,8 +506,10 @@ class IcebergSink:
         """The files of this part, which are written. A part without rows is a file without a name."""
         if isinstance(part, WrittenPart):
             return [one.file for one in part.files]
-        self._location, self._io = self._held.location(), self._held.io
-        return self._write(part, self._partitions())
+        return self._files().write(part, self._run_id, self._schema, self._partitions())
+
+    def _files(self) -> IcebergFiles:
+        return IcebergFiles(self._held.location(), self._held.io, self.table, self._step)
 
     def _partitions(self) -> list[tuple[str, str]]:
         schema = self._held.schema()
@@ -553,43 +517,6 @@ class IcebergSink:
             (schema.find_column_name(field.source_id), str(field.transform))
             for field in self._held.spec().fields
         ]
-
-    def _write(self, part: Part, partition_by: Sequence[tuple[str, str]]) -> list[PartFile]:
-        casted = part._replace(rows=lambda: (in_utc(g).cast(self._schema) for g in part.groups()))
-        fitting = fitted_part(casted, self._schema, path=self.table)
-        if not partition_by:
-            return [self._put_file(fitting, "")]
-        groups = list(fitting.groups())
-        table = pa.concat_tables(groups) if groups else self._schema.empty_table()
-        by = []
-        for name, unit in partition_by:
-            column = table.column(name)
-            by.append(column if unit == "identity" else pc.floor_temporal(column, unit=unit))
-        found = [self._put_file(piece, suffix) for suffix, piece in pieces(part, split(table, by))]
-        return found or [no_file(part.lo, part.hi)]
-
-    def _put_file(self, part: Part, suffix: str) -> PartFile:
-        name = part_name(part.lo, part.hi, f"-{self._run_id}{suffix}")
-        home = _home(self._location)
-        if home is not None:
-            file = put_part(home, name, part, self._schema, step=self._step)
-            sync_directory(home)
-            return file
-        groups = part.groups()
-        first = next(groups, None)
-        if first is None:
-            return no_file(part.lo, part.hi)
-        with self._io.new_output(self._path(name)).create(overwrite=True) as stream:
-            rows = write_groups(self._schema, chain([first], groups), stream)
-        return PartFile(name, part.lo, part.hi, rows, 0, "")
-
-    def _path(self, name: str) -> str:
-        location = self._location or self._held.location()
-        return f"{location.rstrip('/')}/data/{name}"
-
-    def _home(self) -> Path | None:
-        """The data directory, if it is on a disk."""
-        return _home(self._held.location())
 
     def _commit_version(self, files: Any, target: int) -> int:
         """A snapshot of the files that `files` gives for the version that the table has, None for
@@ -631,7 +558,7 @@ class IcebergSink:
         try:
             with update.overwrite() if leaving else update.fast_append() as producer:
                 for file in new:
-                    metadata, path = transaction.table_metadata, self._path(file.path)
+                    metadata, path = transaction.table_metadata, self._files().path(file.path)
                     producer.append_data_file(
                         parquet_file_to_data_file(self._held.io, metadata, path)
                     )
@@ -676,15 +603,6 @@ def _library() -> Any:
         why = "install it: pip install 'holdfast[iceberg]'"
         raise Invalid(what="sink", kind="iceberg", missing="pyiceberg", why=why) from error
     return pyiceberg
-
-
-def _home(location: str) -> Path | None:
-    """The data directory of a table, if it is on a disk."""
-    location = location.rstrip("/")
-    scheme, found, rest = location.partition("://")
-    if not found:
-        scheme, rest = "file", location.removeprefix("file:")
-    return Path(rest) / "data" if scheme == "file" else None
 
 
 def _repeat_nothing(table: Any) -> None:
