@@ -97,13 +97,16 @@ bench-churn: setup  ## a PostgreSQL under churn with a backlog of a thousand and
 # Unless BUDGET is given: both parts need longer than `make bench`.
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 
-# Bytes of a result, and rows, of each run into a spool.
-SPOOL_SIZES = 8:1000000,4096:100000
+# GB of random keys, and bytes of a result and rows of each run into a spool. They take 40 minutes and 70 GB of disk
+# together; `make bench-spark UNSORTED_GB=1,2 SPOOL_SIZES=8:1000000,4096:100000` takes a few minutes.
+UNSORTED_GB = 8,16
+SPOOL_SIZES = 8:100000000,4096:4000000
 
 .PHONY: bench-spark
 bench-spark: setup  ## measure stages under faults and their speed beside naive Spark (BUDGET seconds, 1500)
 	$(BIN)/python -m bench.spark --budget-s $(SPARK_BUDGET)
-	$(BIN)/python -m bench.spark.spool --sizes $(SPOOL_SIZES)
+	$(BIN)/python -m bench.spark.unsorted --gb $(UNSORTED_GB) --spool --save
+	$(BIN)/python -m bench.spark.spool --sizes $(SPOOL_SIZES) --save
 
 docs: setup  ## regenerate docs/traceability.md, docs/states.md and docs/spark-odd-inputs.md
 	$(BIN)/python tools/traceability.py

@@ -46,6 +46,23 @@ Taking the input in, the ledger and the ordered commit are in the stage's time. 
 
 <!-- speed:begin -->
 <!-- speed:end -->
+
+## Large inputs
+
+Random UUID keys, rows of 1 KB that nothing compresses, on `local[2]` with a spool directory. *Base* is Spark's own
+sort, `mapInArrow` and `write.parquet`. Both outputs have the same rows in the same order. The stage also writes the
+sorted input durably into the spool, and reads it back.
+
+<!-- unsorted:begin -->
+<!-- unsorted:end -->
+
+## Large results
+
+A batch function on `local[2]` with a spool directory and no output. The store is what the driver keeps: its size does
+not depend on the size of a result. Memory is the most of `Pss_Anon` of the ledger service: without pages of mapped files.
+
+<!-- spool:begin -->
+<!-- spool:end -->
 """
 
 FAULT_HEADER = (
@@ -70,7 +87,7 @@ def faults(lines: Sequence[Line], partitionings: Sequence[str], load: float, com
     return "\n".join(
         [
             "",
-            _measured(load, command),
+            measured(load, command),
             "",
             *markdown([FAULT_HEADER, *map(_fault, lines)]),
             "",
@@ -87,7 +104,21 @@ def speed(figures: Sequence[Figure], load: float, command: str) -> str:
         (one.what, one.base_text, one.stage_text, one.ratio_text, one.goal_text, one.met_text)
         for one in figures
     ]
-    return "\n".join(["", _measured(load, command), "", *markdown([SPEED_HEADER, *rows]), ""])
+    return "\n".join(["", measured(load, command), "", *markdown([SPEED_HEADER, *rows]), ""])
+
+
+def unsorted(
+    rows: Sequence[tuple[str, ...]], told: Sequence[str], load: float, command: str
+) -> str:
+    head = ("input", "base", "stage", "ratio", "goal", "met")
+    lines = [f"- {line}" for line in told]
+    return "\n".join(["", measured(load, command), "", *markdown([head, *rows]), "", *lines, ""])
+
+
+def spool(rows: Sequence[tuple[str, ...]], told: Sequence[str], load: float, command: str) -> str:
+    head = ("results", "time", "store", "store, a row", "spool", "ledger service")
+    lines = [f"- {line}" for line in told]
+    return "\n".join(["", measured(load, command), "", *markdown([head, *rows]), "", *lines, ""])
 
 
 def markdown(rows: Sequence[tuple[str, ...]]) -> list[str]:
@@ -129,7 +160,7 @@ def _told(line: Line) -> list[str]:
     return told
 
 
-def _measured(load: float, command: str) -> str:
+def measured(load: float, command: str) -> str:
     import pyarrow
     import pyspark
 

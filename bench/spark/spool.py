@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import Any
 import pyarrow as pa
 
 from bench.place import ROOT, end_writer, new_directory
+from bench.spark import report
 from holdfast.spark import Stage, session
 
 SAMPLE_S = 0.2
@@ -119,13 +121,38 @@ def main() -> None:
     parser.add_argument(
         "--dir", type=Path, default=ROOT / "build", help="measure in a new directory"
     )
+    parser.add_argument("--save", action="store_true", help="write docs/benchmarks-spark.md, too")
     args = parser.parse_args()
+    load = os.getloadavg()[0]
     sizes = [tuple(map(int, one.split(":"))) for one in args.sizes.split(",")]
     spark = session("local[2]", app="bench", config={"spark.ui.enabled": "false"})
+    found = []
     with new_directory(args.dir) as directory:
         for size, rows in sizes:
-            print(json.dumps(measure(spark, directory, size, rows)), flush=True)
+            found.append(measure(spark, directory, size, rows))
+            print(json.dumps(found[-1]), flush=True)
+            shutil.rmtree(directory / f"spool-{size}")
     spark.stop()
+    if args.save:
+        told = []
+        if len(found) > 1:
+            ratio = found[1]["store_bytes_a_row"] / found[0]["store_bytes_a_row"]
+            told.append(
+                f"Bytes of the store a row, second to first: {ratio:.2f} × (goal 0.9 … 1.1)."
+            )
+        command = f"python -m bench.spark.spool --sizes {args.sizes}"
+        report.write("spool", report.spool([line(one) for one in found], told, load, command))
+
+
+def line(one: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        f"{one['rows']:,} of {one['result_bytes']:,} bytes",
+        f"{one['seconds']:.0f} s",
+        f"{one['store_bytes'] / 1e9:.2f} GB",
+        f"{one['store_bytes_a_row']:.2f} bytes",
+        f"{one['spool_bytes'] / 1e9:.1f} GB in {one['spool_objects']:,} objects",
+        f"{one['service_anonymous_mib']:,.0f} MiB",
+    )
 
 
 if __name__ == "__main__":

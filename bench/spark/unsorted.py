@@ -1,6 +1,6 @@
 """An input of random UUID keys, end to end, beside Spark's own sort, `mapInArrow` and `write.parquet`.
 
-    python -m bench.spark.unsorted --gb 1,2 [--spool] [--turns 1]
+    python -m bench.spark.unsorted --gb 1,2 [--spool] [--turns 1] [--save]
 
 A row is a key of 36 characters and 964 random bytes, which nothing compresses. The function returns the
 length and the first byte of the payload, so that all of each row reaches it. Both sides read the same
@@ -28,6 +28,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from bench.place import ROOT, end_writer, new_directory
+from bench.spark import report
 
 PAYLOAD_BYTES = 964
 ROW_BYTES = 36 + PAYLOAD_BYTES
@@ -104,29 +105,44 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--turns", type=int, default=1, help="how often the two take turns (1)")
     parser.add_argument("--spool", action="store_true", help="keep the data in a spool directory")
     parser.add_argument("--dir", type=Path, default=ROOT / "build", help="measure there (build)")
+    parser.add_argument("--save", action="store_true", help="write docs/benchmarks-spark.md, too")
     args = parser.parse_args(argv)
+    load = os.getloadavg()[0]
     from holdfast.spark.session import session
 
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "src")])
     medians: dict[float, float] = {}
+    rows: list[tuple[str, ...]] = []
     with new_directory(args.dir) as directory:
         spark = session(MASTER, app="bench", config=CONFIG)
         try:
             for gb in (float(text) for text in args.gb.split(",")):
-                medians[gb] = turns(spark, directory, gb, args.turns, spool=args.spool)
+                base_s, medians[gb], ratio = turns(
+                    spark, directory, gb, args.turns, spool=args.spool
+                )
+                met = "yes" if ratio <= RATIO_MAX else "NO"
+                cells = (f"{gb:g} GB", f"{base_s:.1f} s", f"{medians[gb]:.1f} s", f"{ratio:.2f}")
+                rows.append((*cells, f"\u2264 {RATIO_MAX:g} \u00d7", met))
         finally:
             spark.stop()
             end_writer(directory / "store")
     sizes = sorted(medians)
+    told = []
     for small, large in itertools.pairwise(sizes):
         growth = medians[large] / medians[small]
-        print(
-            f"{large:g} GB takes {growth:.2f} × the time of {small:g} GB (goal ≤ {GROWTH_MAX} for twice)"
-        )
+        goal = f"goal ≤ {GROWTH_MAX} for twice"
+        told.append(f"{large:g} GB takes {growth:.2f} × the time of {small:g} GB ({goal}).")
+    print("\n".join(told))
+    if args.save:
+        command = f"python -m bench.spark.unsorted --gb {args.gb}{' --spool' if args.spool else ''}"
+        report.write("unsorted", report.unsorted(rows, told, load, command))
     return 0
 
 
-def turns(spark: Any, directory: Path, gb: float, count: int, *, spool: bool) -> float:
+def turns(
+    spark: Any, directory: Path, gb: float, count: int, *, spool: bool
+) -> tuple[float, float, float]:
+    """Medians: the time of the base, that of the stage, their ratio."""
     rows = int(gb * 1e9 / ROW_BYTES)
     source = directory / "input"
     parts = max(int(gb * 1e9 / PART_BYTES), 2)
@@ -143,6 +159,7 @@ def turns(spark: Any, directory: Path, gb: float, count: int, *, spool: bool) ->
         times.append((base_s, stage_s))
         told = {"gb": gb, "rows": rows, "base_s": round(base_s, 1), "stage_s": round(stage_s, 1)}
         print(json.dumps(told | {"ratio": round(stage_s / base_s, 2), "same": equal}), flush=True)
+        assert equal, "the outputs differ"
         for gone in (plain, ordered, directory / "spool"):
             shutil.rmtree(gone, ignore_errors=True)
         end_writer(directory / "store")
@@ -150,7 +167,8 @@ def turns(spark: Any, directory: Path, gb: float, count: int, *, spool: bool) ->
     shutil.rmtree(source)
     ratio = median(stage_s / base_s for base_s, stage_s in times)
     print(f"{gb:g} GB: {ratio:.2f} × Spark's own sort (goal ≤ {RATIO_MAX})")
-    return median(stage_s for _, stage_s in times)
+    base_s, stage_s = (median(one) for one in zip(*times, strict=True))
+    return base_s, stage_s, ratio
 
 
 if __name__ == "__main__":

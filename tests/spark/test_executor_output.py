@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from holdfast.errors import HoldfastError
 from holdfast.spark import Run
-from holdfast.spark.errors import RunCancelled
+from holdfast.spark.errors import OutputNotShared, RunCancelled
 from holdfast.spark.sinks import (
     DeltaSink,
     IcebergSink,
@@ -176,8 +178,6 @@ def test_executors_write_an_iceberg_table_without_its_catalog(
     spark: SparkSession, place: Place, directory: Path
 ) -> None:
     """The catalog's properties are not given to executors, and the SQL catalog is a file of the driver."""
-    from pyiceberg.catalog import load_catalog
-
     catalog = {"type": "sql", "uri": f"sqlite:///{place.path}/catalog.db"}
     catalog["warehouse"] = f"file://{place.path}/warehouse"
     load_catalog("cat", **catalog).create_namespace("db")
@@ -329,3 +329,28 @@ def test_a_run_is_written_again_by_executors(
         run.write(place.path / "again")  # does nothing
     assert part_files(place.path / "again") == part_files(place.output)
     assert read_parts(place.path / "again").complete
+
+
+@pytest.mark.parametrize("kind", ["parquet", "delta", "iceberg"])
+def test_an_output_on_the_disk_of_another_machine_is_refused_by_an_executor(
+    tmp_path: Path, kind: str
+) -> None:
+    """Nothing is created there: an executor must not write files that the driver never sees."""
+    schema = pa.schema([("id", pa.int64())])
+    home = tmp_path / "out"
+    sink: Any = ParquetSink(home)
+    if kind == "delta":
+        sink = DeltaSink(home)
+    if kind == "iceberg":
+        catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/catalog.db"}
+        catalog["warehouse"] = f"file://{home}"
+        load_catalog("cat", **catalog).create_namespace("db")
+        sink = IcebergSink("cat.db.labels", catalog=catalog)
+    sink.begin("run-1", "labels", schema)
+    writer = sink.part_writer()
+    sink.check_writer(writer)
+    assert not [path for path in home.rglob("*") if "writable" in path.name]
+    home.rename(tmp_path / "elsewhere")
+    with pytest.raises(OutputNotShared):
+        sink.check_writer(writer)
+    assert not home.exists()

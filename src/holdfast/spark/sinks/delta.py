@@ -50,8 +50,8 @@ from holdfast.spark.sinks.api import (
 from holdfast.spark.sinks.delta_files import DeltaFiles, add_action
 from holdfast.spark.sinks.files import (
     SCRATCH,
-    TEMPORARY,
     Step,
+    check_scratch,
     check_writable,
     drop_temporaries,
     in_utc,
@@ -249,9 +249,11 @@ class DeltaSink:
         return msgspec.json.encode(PartWriter(message_of(self._schema), self._run_id, columns))
 
     def check_writer(self, writer: bytes) -> None:
-        name = f"{PROBE}-{os.getpid()}-{SYSTEM.entropy(4).hex()}"
+        if self._local is not None:
+            check_scratch(self._local)
+            return
         with self._told():
-            self._files.check(f"{name}{TEMPORARY}")
+            self._files.check(f"{PROBE}-{SYSTEM.entropy(6).hex()}")
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
         told = msgspec.json.decode(writer, type=PartWriter)

@@ -57,11 +57,7 @@ class DeltaFiles:
         return found or [WrittenFile(no_file(part.lo, part.hi))]
 
     def check(self, name: str) -> None:
-        """Write a small file and delete it."""
-        if self._local is not None:
-            (self._local / name).touch()
-            (self._local / name).unlink()
-            return
+        """In an object store: write a small object and delete it."""
         with self.writing(name) as stream:
             stream.write(b"writable")
         self.remote().delete_file(name)

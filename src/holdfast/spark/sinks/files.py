@@ -27,6 +27,7 @@ import pyarrow.parquet as pq
 
 from holdfast.clock import SYSTEM
 from holdfast.errors import Invalid
+from holdfast.spark.errors import OutputNotShared
 from holdfast.spark.sinks.api import (
     ROW_GROUP_ROWS,
     OutputError,
@@ -199,6 +200,18 @@ def check_writable(path: Path) -> None:
             path = path.parent
         if path.is_dir() and not os.access(path, os.W_OK | os.X_OK):
             raise OutputReadOnly(path=str(path), why="it is not writable")
+
+
+def check_scratch(home: Path) -> None:
+    """On an executor: refuse an output whose scratch directory, which the ledger service made, is not here or cannot
+    be written to."""
+    scratch = home / SCRATCH
+    if not scratch.is_dir():
+        raise OutputNotShared(path=str(home))
+    probe = scratch / f"writable-{os.getpid()}-{SYSTEM.entropy(4).hex()}{TEMPORARY}"
+    with typed(home):
+        probe.touch()
+        probe.unlink()
 
 
 def make_directory(path: Path) -> None:

@@ -16,6 +16,7 @@ from holdfast.spark.sinks.api import Part, fitted_part
 from holdfast.spark.sinks.files import (
     SCRATCH,
     Step,
+    check_scratch,
     in_utc,
     put_part,
     sync_directory,
@@ -54,7 +55,10 @@ class IcebergFiles:
         return f"{self._location}/data/{name}"
 
     def check(self) -> None:
-        """Write a small file and delete it."""
+        """Write a small object and delete it. On a disk the scratch directory must be there."""
+        if self.home is not None:
+            check_scratch(self.home)
+            return
         path = self.path(f"{SCRATCH}/writable-{SYSTEM.entropy(6).hex()}")
         with self._io.new_output(path).create(overwrite=True) as stream:
             stream.write(b"writable")

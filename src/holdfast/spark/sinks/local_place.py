@@ -20,12 +20,11 @@ from pathlib import Path
 import msgspec
 import pyarrow as pa
 
-from holdfast.clock import SYSTEM
 from holdfast.spark.sinks.api import OutputCorrupt, OutputHeld, OutputNotOurs, Part
 from holdfast.spark.sinks.files import (
     SCRATCH,
-    TEMPORARY,
     Step,
+    check_scratch,
     check_writable,
     drop_temporaries,
     is_scratch_only,
@@ -189,9 +188,7 @@ class LocalPlace:
         return place_scratch(self.path, written) if written.scratch else written.file
 
     def check_writer(self) -> None:
-        probe = self.path / SCRATCH / f"writable-{os.getpid()}-{SYSTEM.entropy(4).hex()}{TEMPORARY}"
-        probe.touch()
-        probe.unlink()
+        check_scratch(self.path)
 
     def settle(self) -> None:
         """What was put is durable."""
