@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from holdfast.errors import Invalid
 from holdfast.spark.sinks import OutputError, OutputUnknown, Part, TableSink, open_sink
+from holdfast.spark.spool import Spool
 from tests.postgres import drop_databases, fresh_url
 from tests.spark.conftest import JDBC_JAR
 from tests.spark.test_stage import Place, note, tuples
@@ -99,9 +100,21 @@ def part(lo: int, hi: int) -> Part:
     return Part(lo, hi, pa.table({"id": numbers, "y": numbers}, schema=SCHEMA))
 
 
+@pytest.mark.parametrize("spool", [False, True])
 def test_a_stage_fills_a_table_and_goes_on_when_the_table_refused_rows(
-    spark: SparkSession, database: Database, place: Place
+    spark: SparkSession,
+    database: Database,
+    place: Place,
+    monkeypatch: pytest.MonkeyPatch,
+    spool: bool,
 ) -> None:
+    """With a spool executors read the rows: the driver reads none."""
+    if spool:
+
+        def refused(*_: object) -> bytes:
+            raise AssertionError("the driver read an object of the spool")
+
+        monkeypatch.setattr(Spool, "_checked", refused)
     log, mended = place.log, place.path / "mended"
 
     def work(row: Any) -> Any:
@@ -110,7 +123,8 @@ def test_a_stage_fills_a_table_and_goes_on_when_the_table_refused_rows(
             raise ValueError("bad")
         return {"y": row.id * 2}
 
-    stage = place.stage(work, file_rows=4, carry=["name"])
+    options: dict[str, Any] = {"spool": place.path / "spool"} if spool else {}
+    stage = place.stage(work, file_rows=4, carry=["name"], **options)
     df = spark.range(10).selectExpr("id", "concat('n', id) as name")
     database.ask(
         "CREATE TABLE labels (id bigint, name text, y bigint CHECK (y <> 12), _holdfast_part text)"
