@@ -98,9 +98,9 @@ bench-churn: setup  ## a PostgreSQL under churn with a backlog of a thousand and
 SPARK_BUDGET = $(if $(filter file,$(origin BUDGET)),1500,$(BUDGET))
 
 # GB of random keys, and bytes of a result and rows of each run into a spool. They take 40 minutes and 70 GB of disk
-# together; `make bench-spark UNSORTED_GB=1,2 SPOOL_SIZES=8:1000000,4096:100000` takes a few minutes.
+# together; `make bench-spark UNSORTED_GB=1,2 SPOOL_SIZES=8:1000000,8:100000,4096:100000` takes a few minutes.
 UNSORTED_GB = 8,16
-SPOOL_SIZES = 8:100000000,4096:4000000
+SPOOL_SIZES = 8:100000000,8:4000000,4096:4000000
 
 .PHONY: bench-spark
 bench-spark: setup  ## measure stages under faults and their speed beside naive Spark (BUDGET seconds, 1500)

@@ -27,6 +27,7 @@ def going(records: list[RunRecord], **options: object) -> set[str]:
 
 
 FIVE = [record(f"r{at}", at) for at in range(5)]
+DAILY = [record(f"d{at}", at, base_run=f"d{at - 1}" if at else "") for at in range(10)]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +47,15 @@ FIVE = [record(f"r{at}", at) for at in range(5)]
             set(),
         ),
         ([record("a", 1), record("b", 2), record("c", 3, input_run="a")], {"keep": 1}, {"b"}),
+        # A base that is not shown itself needs no base: a name whose input grows every day does not keep all runs.
+        (DAILY, {"keep": 3}, {f"d{at}" for at in range(6)}),
+        (DAILY, {"keep": 1}, {f"d{at}" for at in range(8)}),
+        # ... but a run that holds the input of one that stays does.
+        (
+            [record("a", 1), record("b", 2, input_run="a"), record("c", 3, base_run="b")],
+            {"keep": 1},
+            set(),
+        ),
         # The newest can be resumed; an older one cannot, whatever its status says.
         (
             [
@@ -132,3 +142,31 @@ def test_a_pinned_run_is_deleted_after_the_run_that_rests_on_it(any_store: Store
         prune.delete(any_store, "labels", ["a"])
     prune.delete(any_store, "labels", ["b", "a"])
     assert rows_left(any_store) == 0
+
+
+def test_the_input_of_a_pinned_run_goes_and_its_outcomes_stay(any_store: Store) -> None:
+    filled(any_store, "first", "second")
+    first = any_store.read(runs.the, "first")
+    any_store.transact(_put, runs.match_key(first.run_id, 0))
+    any_store.transact(runs.pin, first.run_id, "newer")
+    before = rows_left(any_store)
+    stayed = prune.prune(any_store, "labels", [first.run_id])
+    assert stayed == {first.run_id: "rows of run newer rest on it; its input is deleted"}
+    after = any_store.read(runs.the, first.run_id)
+    assert after.input_dropped
+    assert after.blocks == []
+    assert not after.deleting
+    assert any_store.read(runs.block, first.run_id, 0) is None
+    assert before - rows_left(any_store) >= 2
+    # Again: nothing is left to do.
+    left = rows_left(any_store)
+    assert prune.drop_input(any_store, "labels", first.run_id)
+    assert rows_left(any_store) == left
+    any_store.transact(runs.unpin, first.run_id, "newer")
+    assert prune.prune(any_store, "labels", [first.run_id]) == {}
+
+
+def test_the_input_of_a_run_that_can_be_resumed_stays(any_store: Store) -> None:
+    any_store.transact(runs.create, record("r1", 1, status=Status.OPEN, blocks=[(0, 5)]))
+    assert not prune.drop_input(any_store, "labels", "r1")
+    assert not any_store.read(runs.the, "r1").input_dropped

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from holdfast.spark import Stage, Tls
+from holdfast.spark import Run, Stage, Tls
 from holdfast.spark.sinks import ParquetSink, locate, read_parts
 from holdfast.spark.sinks.object_store import keep_options, open_bucket
 from tests.process.watch import until
@@ -144,36 +144,35 @@ def run_spooled(
     storage_options: dict[str, str],
     **options: Any,
 ) -> dict[str, Any]:
-    """A run whose input and results are in the spool, and its output as executors read it from there."""
+    """A run whose input and results are in the spool; executors write its output, and read it from there."""
     stage = Stage(
         name, noting, key="id", schema="y string", store=store, spool=spool,
         storage_options=storage_options, progress="quiet", **options,
     )  # fmt: skip
-    with stage.run(spark.range(rows)) as run:
-        found = [(row.id, row.y) for row in run.output().collect()]
-        frame = run.output()
-        tasks = frame.mapInArrow(count_here, "host string, rows long").collect()
-        counts = run.counts()
-        run.write(ParquetSink(f"{spool}-output", storage_options=storage_options))
-    files = read_parts(f"{spool}-output").files
+    sink = ParquetSink(f"{spool}-output", grace_s=0, storage_options=storage_options)
+    with stage.run(spark.range(rows), output=sink, changed="extend") as run:
+        counts, reused = run.counts(), run.reused().count()
+        failed = run.failed().count()
+    manifest = read_parts(f"{spool}-output")
+    # The rows without the output, as executors read them from the spool.
+    with Run.of(name, spark, store, storage_options=storage_options) as run:
+        run.write(ParquetSink(f"{spool}-again-{rows}", storage_options=storage_options))
+    again = read_parts(f"{spool}-again-{rows}")
     return {
-        "rows": found,
-        "hosts": sorted({row.host for row in tasks}),
-        "read": sum(row.rows for row in tasks),
         "counts": counts,
-        "files": files,
+        "reused": reused,
+        "failed": failed,
+        "complete": manifest.complete and again.complete,
+        "rows": [manifest.rows, again.rows],
+        "written_again": [one.sha256 for one in again.parts],
+        "written": [one.sha256 for one in manifest.parts],
     }
-
-
-def count_here(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    rows = sum(batch.num_rows for batch in batches)
-    yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "rows": [rows]})
 
 
 def rows_by_host(
     spark: SparkSession, url: str, tasks: int, storage_options: dict[str, str]
 ) -> list[list[Any]]:
-    """What executors read of a Parquet output in an object store: (host, ids), one for each task."""
+    """What executors read of a Parquet output in an object store: (host, ids, results), one for each task."""
 
     def read(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for _ in batches:
@@ -183,13 +182,16 @@ def rows_by_host(
         keep_options(url, storage_options)
         bucket = open_bucket(place)
         ids: list[int] = []
+        results: list[str] = []
         for file in found.files:
             name = file.removeprefix(f"{place.scheme}://{place.bucket}/")
             data = bytes(obstore.get(bucket, name).bytes())
-            ids += pq.read_table(pa.BufferReader(data))["id"].to_pylist()
-        yield pa.RecordBatch.from_pydict({"host": [socket.gethostname()], "ids": [ids]})
+            table = pq.read_table(pa.BufferReader(data))
+            ids += table["id"].to_pylist()
+            results += table["y"].to_pylist()
+        row = {"host": [socket.gethostname()], "ids": [ids], "results": [results]}
+        yield pa.RecordBatch.from_pydict(row)
 
-    rows = (
-        spark.range(0, tasks, 1, tasks).mapInArrow(read, "host string, ids array<long>").collect()
-    )
-    return [[row.host, row.ids] for row in rows]
+    schema = "host string, ids array<long>, results array<string>"
+    rows = spark.range(0, tasks, 1, tasks).mapInArrow(read, schema).collect()
+    return [[row.host, row.ids, row.results] for row in rows]

@@ -162,6 +162,15 @@ class Host:
                 ]
                 waiting += sorted(set(inner) - apart)
 
+    def mounted_files(self) -> Iterator[str]:
+        """Single files that are mounted on this host and not declared."""
+        for line in Path(f"/proc/{self.holder.pid}/mountinfo").read_text().splitlines():
+            path = line.split()[4]
+            known = (*self.declared, *KERNEL)
+            inside = any(path == one or path.startswith(f"{one}/") for one in known)
+            if not inside and self.seen(path).is_file():
+                yield path
+
 
 @contextlib.contextmanager
 def hosts(
@@ -239,6 +248,9 @@ def assert_apart(first: Host, second: Host) -> None:
         if (identity := _identity(second.seen(path))) in ids
     ]
     assert not both, f"not declared, and on both hosts: {both}"
+    files = {_identity(first.seen(path)): path for path in first.mounted_files()}
+    both = [path for path in second.mounted_files() if _identity(second.seen(path)) in files]
+    assert not both, f"not declared, and mounted on both hosts: {both}"
     for path in ids.values():
         marker = f"{path.rstrip('/')}/marker-of-{first.name}"
         try:

@@ -6,6 +6,7 @@ import urllib.parse
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,17 @@ def calls(two_hosts: list[Host]) -> list[list[int]]:
     return found
 
 
+def check_output(driver: Any, endpoint: str, rows: int) -> None:
+    """Executors of both hosts read the output, complete and in order."""
+    read = driver.call(
+        "rows_by_host", url="s3://data/spool-output", tasks=8, storage_options=storage(endpoint)
+    )
+    assert {host for host, *_ in read} == {"host-0", "host-1"}
+    for _, ids, results in read:
+        assert ids == list(range(rows))
+        assert results == [f"result of {n}" for n in range(rows)]
+
+
 def test_a_driver_on_the_other_host_goes_on_with_the_run(
     two_hosts: list[Host], two_workers: Cluster, endpoint: str
 ) -> None:
@@ -100,19 +112,26 @@ def test_a_driver_on_the_other_host_goes_on_with_the_run(
             driver.call("run_spooled", **{**args, "spool": "s3://data/other"})
         assert refused.value.code == "run_changed"
         found = driver.call("run_spooled", **args)
-        read = driver.call(
-            "rows_by_host", url="s3://data/spool-output", tasks=8,
-            storage_options=storage(endpoint),
-        )  # fmt: skip
+        check_output(driver, endpoint, ROWS)
         told = "\n".join(driver.proc.lines)
-    assert found["rows"] == [[n, f"result of {n}"] for n in range(ROWS)]
-    assert found["read"] == ROWS
     assert found["counts"]["COMMITTED"] == ROWS
-    assert {host for host, _ in read} == {"host-0", "host-1"}
-    assert all(ids == list(range(ROWS)) for _, ids in read)
+    assert found["complete"]
+    assert found["rows"] == [ROWS, ROWS]
+    assert found["written_again"] == found["written"], (
+        "the same bytes, whichever executor wrote them"
+    )
     made = Counter(seq for one in calls(two_hosts) for seq in one)
     assert set(made) == set(range(ROWS))
     assert sum(made.values()) - ROWS <= BOUND
+    # The input grows, and the driver is on the first host again.
+    with driver_on(first, two_workers.url, two_workers.config) as driver:
+        grown = driver.call("run_spooled", **{**args, "rows": ROWS + 20})
+        check_output(driver, endpoint, ROWS + 20)
+        told += "\n".join(driver.proc.lines)
+    assert grown["reused"] == ROWS
+    assert grown["rows"] == [ROWS + 20, ROWS + 20]
+    after = Counter(seq for one in calls(two_hosts) for seq in one)
+    assert after - made == Counter(range(ROWS, ROWS + 20))
     logs = [path.read_text() for host in two_hosts for path in host.seen("/var/work").rglob("std*")]
     assert len(logs) >= 4
     assert SECRET not in told + "".join(logs)

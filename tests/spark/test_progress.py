@@ -17,7 +17,7 @@ from holdfast.clock import MS, S
 from holdfast.errors import Invalid
 from holdfast.ledger.runs import Progress
 from holdfast.spark import progress as display
-from holdfast.spark.progress import MODES, PLAIN_EVERY_NS, TERMINAL_EVERY_NS, Bar, Shown
+from holdfast.spark.progress import MODES, PLAIN_EVERY_NS, SORTING, TERMINAL_EVERY_NS, Bar, Shown
 
 SIZE = 2000
 START_NS = 1_790_000_000 * S
@@ -77,7 +77,7 @@ def test_the_link_to_the_spark_ui_is_told_once() -> None:
 def test_reading_the_input_is_told_before_there_are_figures() -> None:
     stream = io.StringIO()
     with Bar("labels", mode="plain", stream=stream) as bar:
-        bar.ingesting()
+        bar.ingesting(START_NS)
         bar.update(at(S, 0), size=SIZE)
     ingest, run = stream.getvalue().splitlines()
     assert ingest == "labels ingest: reading the input"
@@ -85,17 +85,35 @@ def test_reading_the_input_is_told_before_there_are_figures() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sorting", "told"),
+    ("step", "told"),
     [
-        (False, "labels ingest: reading the input, 12 MB stored"),
-        (True, "labels ingest: sorting the input with Spark, 12 MB stored"),
+        ("", "labels ingest: reading the input, 12 MB stored"),
+        (SORTING, "labels ingest: sorting the input with Spark, 12 MB stored"),
     ],
 )
-def test_the_size_of_the_stored_input_is_shown(sorting: bool, told: str) -> None:
+def test_the_size_of_the_stored_input_is_shown(step: str, told: str) -> None:
     stream = io.StringIO()
     with Bar("labels", mode="plain", stream=stream) as bar:
-        bar.ingesting(12_345_678, sorting=sorting)
+        bar.ingesting(START_NS, 12_345_678, step=step)
     assert stream.getvalue().splitlines() == [told]
+
+
+def test_progress_of_the_input_is_drawn_again_and_again() -> None:
+    stream = io.StringIO()
+    with Bar("labels", mode="plain", stream=stream) as bar:
+        for at_s in range(25):
+            bar.ingesting(START_NS + at_s * S, at_s * 10_000_000)
+        # Another step is told at once.
+        bar.ingesting(START_NS + 25 * S, 0, step=SORTING)
+        bar.ingesting(START_NS + 36 * S, 50_000_000, step=SORTING)
+        shown = stream.getvalue().splitlines()
+    assert shown == [
+        "labels ingest: reading the input",
+        "labels ingest: reading the input, 100 MB stored",
+        "labels ingest: reading the input, 200 MB stored",
+        "labels ingest: sorting the input with Spark",
+        "labels ingest: sorting the input with Spark, 50 MB stored",
+    ]
 
 
 def test_a_name_cannot_draw_on_the_screen() -> None:

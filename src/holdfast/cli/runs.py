@@ -268,7 +268,8 @@ def _prune(store: Store, args: argparse.Namespace) -> None:
     for name in names:
         mine = [record.run_id for record in going if record.name == name]
         if mine and not args.dry_run:
-            outcomes |= _deleted(store, name, mine, objects)
+            stayed = prune.prune(store, name, mine, objects)
+            outcomes |= {run_id: printable(why) for run_id, why in stayed.items()}
     if objects is not None and not args.dry_run:
         gone = {record.run_id for record in going} - outcomes.keys()
         objects.sweep(store, [one for one in records if one.run_id not in gone])
@@ -290,23 +291,6 @@ def _prune(store: Store, args: argparse.Namespace) -> None:
     text = table(("name", "run", "status", ""), cells) if cells else "no runs"
     count = sum(not row["why"] for row in rows)
     emit(args, {"runs": rows, "deleted": 0 if args.dry_run else count}, f"{text}\n{count} {did}")
-
-
-def _deleted(
-    store: Store, name: str, run_ids: list[str], objects: prune.Objects | None
-) -> dict[str, str]:
-    """Delete runs of a name; why those stayed that could not be deleted."""
-    stayed: dict[str, str] = {}
-    for run_id in run_ids:
-        try:
-            prune.delete(store, name, [run_id], objects)
-        except prune.SpoolKept as kept:
-            stayed[run_id] = printable(str(kept))
-        except runs.RunPinned as pinned:
-            stayed[run_id] = f"rows of run {pinned.by} rest on it"
-        except runs.RunAtWork:
-            stayed[run_id] = "a driver is at work on it"
-    return stayed
 
 
 def _spool_objects(records: list[RunRecord]) -> prune.Objects | None:

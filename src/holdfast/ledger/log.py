@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from holdfast import codec
 from holdfast.config import BATCH_MAX, SCAN_PAGE
-from holdfast.durable import journal, snapshot
+from holdfast.durable import journal, lease, snapshot
 from holdfast.durable.lease import Lease
 from holdfast.errors import (
     CommitUnknown,
@@ -35,7 +35,7 @@ from holdfast.ledger import records
 from holdfast.ledger.board import Board
 from holdfast.ledger.position import Dump
 from holdfast.ledger.records import LogEntry
-from holdfast.ledger.runs import progress, subject_of
+from holdfast.ledger.runs import get, latest, lease_resource, progress, subject_of
 from holdfast.store.api import Store, Txn
 
 CHECKPOINTS_KEPT = 2
@@ -125,8 +125,9 @@ class RowCounts(NamedTuple):
 
 
 def counts(store: Store, run_id: str) -> RowCounts:
-    """How the rows of a run stand: from its progress when that is of the head of the log, else from the
-    board, which takes memory and time by the size of the run."""
+    """How the rows of a run stand: from its progress when that is of the head of the log. While a driver is at work
+    the progress is some seconds old at most, and is answered as it is. Else the board is loaded, which takes memory and
+    time by the size of the run: its service was killed."""
     found = store.read(_counts, run_id)
     if found is not None:
         return found
@@ -144,9 +145,21 @@ def verify(store: Store, run_id: str) -> int:
 
 def _counts(txn: Txn, run_id: str) -> RowCounts | None:
     told = progress(txn, run_id)
-    if told is None or told.height != journal.head(txn, subject_of(run_id)).height:
+    if told is None:
+        return None
+    if told.height != journal.head(txn, subject_of(run_id)).height and not _at_work(txn, run_id):
         return None
     return RowCounts(told.counts, told.ended)
+
+
+def _at_work(txn: Txn, run_id: str) -> bool:
+    """Whether a ledger service holds the name of a run that the name leads to."""
+    record = get(txn, run_id)
+    newest = None if record is None else latest(txn, record.name)
+    if newest is None or newest.run_id != run_id:
+        return False
+    held = lease.current(txn, lease_resource(newest.name))
+    return held is not None and held.live(txn.now_ns, txn.generation)
 
 
 def _keep(txn: Txn, subject: str, height: int, checkpoint: bytes) -> None:

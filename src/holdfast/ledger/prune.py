@@ -1,7 +1,9 @@
 """Deletion of runs: which runs of a store may go, and their removal in bounded steps.
 
-- The newest `keep` runs of each name stay, and so does every run that one of them needs: a run that is
-  pinned, or that a kept run names as its base, its input or the run it retries.
+- The newest `keep` runs of each name stay, and so does every run that one of them needs: its base, the run that
+  holds its input, and the run that it retries.
+- A run that is pinned holds outcomes of a run that stays. Its outcomes stay, its input goes: a name whose input
+  grows every day would otherwise keep every input.
 - The run that a name leads to stays while it is at work or can be resumed. An older run of the name can
   never be resumed, whatever its status says: a driver that died left it so.
 - A deletion takes many transactions. A crash in between leaves a run that is marked; the next prune
@@ -25,6 +27,8 @@ KEEP = 3
 # Rows that one transaction removes at most: a block has megabytes.
 ROWS_MAX = 100
 LEASE_NS = 30 * S
+LEAVE_NS = 20 * S
+LOOK_S = 0.05
 
 
 class Verdict(NamedTuple):
@@ -52,6 +56,8 @@ def judge(
     newest = sorted(records, key=lambda record: (record.created_ns, record.run_id), reverse=True)
     seen: dict[str, int] = {}
     needed: dict[str, str] = {}
+    # Runs whose rows are shown as those of one run with the run that retries them.
+    chained: set[str] = set()
     verdicts = []
     for record in newest:
         rank = seen[record.name] = seen.get(record.name, 0) + 1
@@ -59,8 +65,12 @@ def judge(
         if not reason and not record.deleting:
             reason = _reason(record, rank, keep, before_ns, live)
         if reason:
-            for other in (record.retry_of, record.base_run, record.input_run):
+            for other in (record.retry_of, record.input_run):
                 needed.setdefault(other, f"run {record.run_id} needs it")
+            # What a run took over from others is pinned. Its base is compared with it, and no further one.
+            if record.run_id not in needed or record.run_id in chained:
+                needed.setdefault(record.base_run, f"run {record.run_id} needs it")
+                chained.add(record.retry_of)
         verdicts.append(Verdict(record, reason))
     return verdicts
 
@@ -105,6 +115,9 @@ class Objects(Protocol):
     def delete(self, record: RunRecord) -> None:
         """Delete all of them; `SpoolKept` if that is refused."""
 
+    def delete_input(self, record: RunRecord) -> None:
+        """Delete the objects of its input; `SpoolKept` if that is refused."""
+
     def sweep(self, store: Store, records: Sequence[RunRecord]) -> None:
         """Delete what none of these runs, and no run that was deleted, needs."""
 
@@ -133,6 +146,64 @@ def delete(store: Store, name: str, run_ids: Sequence[str], objects: Objects | N
         with contextlib.suppress(Fenced):
             store.transact(lease.release, held)
     return removed
+
+
+def drop_input(store: Store, name: str, run_id: str, objects: Objects | None = None) -> bool:
+    """Remove the input of a run whose outcomes others rest on. The record says so first. False: the run can be
+    resumed, or is none of this name."""
+    held = _acquired(store, name)
+    try:
+        record, newest = store.read(runs.get, run_id), store.read(runs.latest, name)
+        if record is None or record.name != name:
+            return False
+        if record.status in runs.GOING and newest is not None and newest.run_id == run_id:
+            return False
+        if record.spool and objects is None:
+            raise SpoolKept(run=run_id, spool=record.spool)
+        while store.transact(_input_step, held, run_id):
+            held = store.transact(lease.renew, [held], LEASE_NS)[0] or held
+        if record.spool and objects is not None:
+            objects.delete_input(record)
+    finally:
+        with contextlib.suppress(Fenced):
+            store.transact(lease.release, held)
+    return True
+
+
+def _input_step(txn: Txn, held: lease.Lease, run_id: str) -> int:
+    txn.require_live(held)
+    return runs.drop_input(txn, run_id, ROWS_MAX)
+
+
+def prune(
+    store: Store, name: str, run_ids: Sequence[str], objects: Objects | None = None
+) -> dict[str, str]:
+    """Delete runs of a name; why those stayed that could not be deleted. Of a run that others rest on the input
+    goes."""
+    stayed: dict[str, str] = {}
+    for run_id in run_ids:
+        try:
+            delete(store, name, [run_id], objects)
+        except SpoolKept as kept:
+            stayed[run_id] = str(kept)
+        except runs.RunAtWork:
+            stayed[run_id] = "a driver is at work on it"
+        except runs.RunPinned as pinned:
+            stayed[run_id] = f"rows of run {pinned.by} rest on it"
+            with contextlib.suppress(SpoolKept, runs.RunAtWork):
+                if drop_input(store, name, run_id, objects):
+                    stayed[run_id] += "; its input is deleted"
+    return stayed
+
+
+def retain(store: Store, name: str, keep: int, objects: Objects | None = None) -> dict[str, str]:
+    """Delete all but the newest `keep` runs of a name and what these need; why others stayed. The ledger service of a
+    run that has just ended is waited for."""
+    until_ns = SYSTEM.mono_ns() + LEAVE_NS
+    while store.read(live_names, [name]) and SYSTEM.mono_ns() < until_ns:
+        SYSTEM.sleep(LOOK_S)
+    verdicts = judge(store.read(runs.of_name, name), keep=keep)
+    return prune(store, name, [one.record.run_id for one in verdicts if one.goes], objects)
 
 
 def _delete_objects(

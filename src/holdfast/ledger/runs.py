@@ -132,6 +132,8 @@ class RunRecord(Record, frozen=True):
     stopped: str = ""
     # The URL of the place that holds its blocks and results, without credentials. Empty: they are here.
     spool: str = ""
+    # Its input was deleted. Its outcomes stay for the runs that rest on it.
+    input_dropped: bool = False
 
     @property
     def blocks_run(self) -> str:
@@ -533,6 +535,24 @@ def mark_deleting(txn: Txn, run_id: str, *, resumable: bool = False) -> RunRecor
         was = replace(was, deleting=True)
         put(txn, was)
     return was
+
+
+def drop_input(txn: Txn, run_id: str, limit: int) -> int:
+    """Remove up to `limit` rows of the input of a run that is over; how many. Its outcomes stay, and no later run
+    compares its rows with those of this one. The caller holds the lease of its name."""
+    check_limit(limit)
+    was = get(txn, run_id)
+    if was is None:
+        return 0
+    if not was.input_dropped:
+        put(txn, replace(was, input_dropped=True, blocks=[]))
+    removed = 0
+    for prefix in (_key("i", run_id), _key("m", run_id)):
+        rows = txn.scan(prefix, tuples.after(prefix), limit - removed) if limit > removed else []
+        for key, _ in rows:
+            txn.delete(key)
+        removed += len(rows)
+    return removed
 
 
 def put_leftover(txn: Txn, record: RunRecord) -> None:

@@ -310,7 +310,9 @@ def next_steps(
             "report that as a bug; fresh=True begins a new run",
         ]
     elif record.status is Status.CANCELLED:
-        steps = ["its outcomes are kept; run the stage with fresh=True to begin a new run"]
+        steps = [
+            'its outcomes are kept; run the stage with changed="extend" to go on and reuse them'
+        ]
     elif found.failed:
         steps = [f"look at what failed: {look}", f"then mark it for another try: {again}"]
     else:

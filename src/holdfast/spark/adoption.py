@@ -75,6 +75,7 @@ def donors_of(txn: Txn, record: runs.RunRecord) -> list[runs.RunRecord]:
         if one.run_id != record.run_id
         and one.status not in _WITHOUT
         and not one.deleting
+        and not one.input_dropped
         and one.key == record.key
         and one.result_schema == record.result_schema
         and all(one.config.get(what) == record.config.get(what) for what in _MEANING)

@@ -309,9 +309,9 @@ class Committer:
         ticket.wait()
 
     def _sweep(self) -> None:
-        """Nothing more is reported: objects of the spool that nothing names go at once, if there may be any."""
-        board = self.office.desk.board
-        if self.office.record.spool and (board.reclaims or board.fenced):
+        """Nothing more is reported: objects of the spool that nothing names go at once. Tasks that ran twice, a pass
+        over the input that was given up and children that died leave some."""
+        if self.office.record.spool:
             with contextlib.suppress(HoldfastError):
                 spool_upkeep.sweep(self.office.store, self.office.record, grace_ns=0)
 

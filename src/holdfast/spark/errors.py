@@ -2,8 +2,8 @@
 
 Invalid
 ├── RunChanged       the name has a run of other settings: use another name, or fresh=True
-├── InputChanged     ... of other input
-├── RunCancelled     the run of this name was cancelled: fresh=True begins a new one
+├── InputChanged     ... of other input: changed="extend" calls new and changed rows alone
+├── RunCancelled     the run of this name was cancelled: changed="extend" goes on with what it has
 ├── OutputNotShared  executors do not see the output's directory; no call was made
 ├── ExecutorUnfit    an executor cannot run the stage; no call was made
 │   ├── PythonDiffers      its Python is of another minor version than the driver's
@@ -50,12 +50,12 @@ class RunChanged(Invalid):
 
 class InputChanged(Invalid):
     code = "input_changed"
-    hint = "nothing was changed; use another name for other input, or fresh=True for a new run"
+    hint = 'nothing was changed; run(df, changed="extend") calls new and changed rows alone; fresh=True calls all rows again'
 
 
 class RunCancelled(Invalid):
     code = "run_cancelled"
-    hint = "its outcomes are kept: Run.of(name, spark, store); fresh=True begins a new run, in a new output"
+    hint = 'its outcomes are kept; run(df, changed="extend") goes on and reuses them; fresh=True calls all rows again, into a new output'
 
 
 class OutputNotShared(Invalid):

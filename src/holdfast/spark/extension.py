@@ -19,7 +19,6 @@ import pyarrow as pa
 
 from holdfast.errors import NotFound
 from holdfast.ledger import runs
-from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.summary import cost_text, tally
 from holdfast.spark import fingerprint
 from holdfast.spark.adoption import Adoption, Donor, donors_of, key_types, lots, match_bytes
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 PAGE_ROWS = 65_536
 _AT = "_holdfast_at"
 _NUMBERS = {"_seq": pa.int64()}
-_PLACES = {"_seq": pa.int64(), "_from_run": pa.string(), "_from_seq": pa.int64()}
 
 
 class Growth(msgspec.Struct, frozen=True):
@@ -169,28 +167,6 @@ def base_of(store: Store, record: runs.RunRecord) -> runs.RunRecord | None:
     if found is None:
         raise NotFound(what="run", run_id=record.base_run, why="the run before this one is deleted")
     return chain(store, found)[-1]
-
-
-def reused(store: Store, record: runs.RunRecord) -> pa.Table:
-    """Key columns of the rows whose outcome an earlier run had, and where it lies."""
-    source, ancestry = Input(store, record), Ancestry(store, record)
-    tables = [_keys(record, source, [], _PLACES)]
-    for lo in range(0, record.size, record.policy.page_rows):
-        pointers = ancestry.adopted(lo, min(lo + record.policy.page_rows, record.size))
-        if not pointers:
-            continue
-        keys = source.rows([(one.lo, one.hi) for one in pointers], list(record.key))
-        columns = [
-            np.concatenate([np.arange(one.lo, one.hi) for one in pointers]),
-            [one.run for one in pointers for _ in range(one.lo, one.hi)],
-            np.concatenate(
-                [np.arange(one.from_lo, one.from_lo + one.hi - one.lo) for one in pointers]
-            ),
-        ]
-        for (name, kind), column in zip(_PLACES.items(), columns, strict=True):
-            keys = keys.append_column(name, pa.array(column, kind))
-        tables.append(keys)
-    return pa.concat_tables(tables)
 
 
 def gone(store: Store, record: runs.RunRecord) -> pa.Table:

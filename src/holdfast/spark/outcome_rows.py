@@ -11,7 +11,7 @@ rows of these runs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import pyarrow as pa
@@ -21,6 +21,7 @@ from holdfast.ledger import runs
 from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.states import State
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
+from holdfast.spark.reused_rows import reused_between
 from holdfast.spark.sinks.object_store import given_options, keep_options
 from holdfast.spark.spool import extent
 from holdfast.spark.spool_access import SpoolAccess
@@ -83,7 +84,7 @@ class ReadOutcomes(msgspec.Struct, frozen=True):
     """The body of a job: each input row is a bundle, and its rows in a state are yielded."""
 
     schema: bytes
-    state: State
+    rows: State | Literal["reused"]
     # Credentials by URL.
     options: dict[str, dict[str, str]]
 
@@ -99,13 +100,16 @@ class ReadOutcomes(msgspec.Struct, frozen=True):
                 outcomes, lo, hi = opened(one.as_py())
                 while lo < hi:
                     upto = min(lo + READ_ROWS, hi)
-                    found = read_state(outcomes, self.state, lo, upto)
+                    found = read_rows(outcomes, self.rows, lo, upto)
                     yield from found.cast(schema).to_batches()
                     lo = upto
 
 
-def read_state(outcomes: Outcomes, state: State, lo: int, hi: int) -> pa.Table:
-    """The rows of [lo, hi) that ended in a state, as users see them."""
+def read_rows(outcomes: Outcomes, rows: State | Literal["reused"], lo: int, hi: int) -> pa.Table:
+    """The rows of [lo, hi) that ended in a state, or that an earlier run had, as users see them."""
+    if rows == "reused":
+        return reused_between(outcomes.store, outcomes.record, lo, hi)
+    state = rows
     if state is State.TERMINAL_SUCCESS:
         return outcomes.successes(lo, hi)
     if state is State.TERMINAL_FAIL:
@@ -113,28 +117,30 @@ def read_state(outcomes: Outcomes, state: State, lo: int, hi: int) -> pa.Table:
     return outcomes.records(lo, hi, state)
 
 
-def frame_of(spark: SparkSession, store: Store, record: runs.RunRecord, state: State) -> DataFrame:
-    """A DataFrame of the rows of a run that ended in a state, in the order of the key. Executors read it from
-    the spool; the driver sends what names the objects, for pages alone that have such rows."""
+def frame_of(
+    spark: SparkSession, store: Store, record: runs.RunRecord, rows: State | Literal["reused"]
+) -> DataFrame:
+    """A DataFrame of the rows of a run that ended in a state, or that an earlier run had, in the order of the key.
+    Executors read it from the spool; the driver sends what names the objects, for pages alone that have such rows."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
     from holdfast.spark.jobs import own_python
 
     outcomes = Outcomes(store, record, Input(store, record))
-    schema = read_state(outcomes, state, 0, 0).schema
+    schema = read_rows(outcomes, rows, 0, 0).schema
     page_rows = record.policy.page_rows
     pages: Iterable[tuple[int, int]] = (
         (lo, min(lo + page_rows, record.size)) for lo in range(0, record.size, page_rows)
     )
-    if state is not State.TERMINAL_SUCCESS:
-        pages = outcomes.pages_with(state)
+    if isinstance(rows, State) and rows is not State.TERMINAL_SUCCESS:
+        pages = outcomes.pages_with(rows)
     bundles = [bundle(store, record, lo, hi) for lo, hi in pages]
     told = from_arrow_schema(schema)
     if not bundles:
         return spark.createDataFrame([], told)
     source = spark.createDataFrame(pa.table({"bundle": pa.array(bundles, pa.binary())}))
     with own_python(spark):
-        body = ReadOutcomes(schema_bytes(schema), state, given_options())
+        body = ReadOutcomes(schema_bytes(schema), rows, given_options())
         return source.mapInArrow(body, told)
 
 

@@ -22,6 +22,8 @@ import os
 import sys
 from typing import Any, Literal, NamedTuple, Protocol, TextIO, get_args
 
+import msgspec
+
 from holdfast.clock import MS, S
 from holdfast.errors import Invalid
 from holdfast.ledger import summary
@@ -38,6 +40,10 @@ PLAIN_EVERY_NS = 10 * S
 
 BAR_CHARS = 16
 EMPTY = Progress()
+# What is done with the input before there are rows.
+READING = "reading the input"
+SORTING = "sorting the input with Spark"
+COMPARING = "ordering the input and comparing it with earlier runs"
 
 
 class View(Protocol):
@@ -60,12 +66,12 @@ class Shown(NamedTuple):
     ui_url: str
     # Of the input, while it is read.
     taken_bytes: int = 0
-    sorting: bool = False
+    step: str = ""
 
     @property
     def ingest_text(self) -> str:
-        told = "sorting the input with Spark" if self.sorting else "reading the input"
-        return f"{told}, {self.taken_bytes / 1e6:,.0f} MB stored" if self.taken_bytes else told
+        stored = f", {self.taken_bytes / 1e6:,.0f} MB stored" if self.taken_bytes else ""
+        return f"{self.step}{stored}"
 
     @property
     def at(self) -> int:
@@ -107,14 +113,14 @@ class Bar:
         self.name = name
         self.size = size
         self._taken_bytes = 0
-        self._sorting = False
+        self._step = READING
         self.ui_url = ui_url
         self._stream = sys.stderr if stream is None else stream
         self.mode = _resolved(mode, self._stream)
         self._view: View | None = None
         self._pace: Pace | None = None
         self._drawn_ns: int | None = None
-        self._drawn_phase = ""
+        self._drawn_phase = self._drawn_step = ""
         self._last: Shown | None = None
         self._last_is_drawn = True
 
@@ -132,10 +138,10 @@ class Bar:
                 view.draw(self._last)
             view.close()
 
-    def ingesting(self, taken_bytes: int = 0, *, sorting: bool = False) -> None:
-        """Show how much of the input is stored, before there are figures of rows."""
-        self._taken_bytes, self._sorting = taken_bytes, sorting
-        self.update(EMPTY, phase="ingest")
+    def ingesting(self, now_ns: int, taken_bytes: int = 0, *, step: str = "") -> None:
+        """Show how much of the input is stored, before there are figures of rows. `step` is what is done with it."""
+        self._taken_bytes, self._step = taken_bytes, step or READING
+        self.update(msgspec.structs.replace(EMPTY, updated_ns=now_ns), phase="ingest")
 
     def update(self, progress: Progress, *, phase: str = "", size: int | None = None) -> None:
         """Show these figures, unless others were drawn just now. Called from one thread."""
@@ -154,12 +160,12 @@ class Bar:
             per_s,
             self.ui_url,
             self._taken_bytes,
-            self._sorting,
+            self._step,
         )
         self._last, self._last_is_drawn = shown, False
         if self._view is None or not self._due(shown, now_ns, self._view.every_ns):
             return
-        self._drawn_ns, self._drawn_phase = now_ns, shown.phase
+        self._drawn_ns, self._drawn_phase, self._drawn_step = now_ns, shown.phase, shown.step
         try:
             self._view.draw(shown)
             self._last_is_drawn = True
@@ -171,6 +177,7 @@ class Bar:
         return (
             self._drawn_ns is None
             or shown.phase != self._drawn_phase
+            or (shown.phase == "ingest" and shown.step != self._drawn_step)
             or not 0 <= now_ns - self._drawn_ns < every_ns
         )
 

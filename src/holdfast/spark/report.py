@@ -119,7 +119,7 @@ def unread_text(record: RunRecord, progress: Progress) -> str:
 
 def sink_text(record: RunRecord) -> str:
     """Where the output is: `labels/ (parquet)`."""
-    path = record.sink.get("path", "")
+    path = record.sink.get("path", "") or record.sink.get("table", "")
     kind = record.sink.get("kind", "")
     return f"{path} ({kind})" if path and kind else str(path or "")
 

@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import pyarrow as pa
@@ -47,8 +47,9 @@ from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
 from holdfast.spark.outcome_rows import frame_of, is_bundled
-from holdfast.spark.progress import Bar
+from holdfast.spark.progress import COMPARING, READING, SORTING, Bar
 from holdfast.spark.report import Report
+from holdfast.spark.reused_rows import reused_between
 from holdfast.spark.rewrite import rewrite
 from holdfast.spark.sinks import ParquetSink, Sink, open_sink
 from holdfast.spark.sinks.location import OBJECT_SCHEMES
@@ -160,7 +161,7 @@ class Drive:
         `keep` those that are stored; without them, all."""
         if self.record().status is not runs.Status.INGESTING:
             return
-        self.bar.ingesting()
+        self._show(READING)
         plan = plan_of(df)
         options = {"match": match, "keep": keep}
         taken = self._pass_over(df, key, sort=False, **options)
@@ -169,6 +170,7 @@ class Drive:
             taken = self._pass_over(df, key, sort=True, **options)
         assert taken is not None
         staged = [(one.n, one.rows, one.size_bytes, one.bounds) for one in taken.staged]
+        self._show(COMPARING, sum(one.size_bytes for one in taken.staged))
         self.keeper.ask(
             wire.Seal(
                 taken.blocks,
@@ -182,6 +184,9 @@ class Drive:
             )
         )
 
+    def _show(self, step: str, taken_bytes: int = 0) -> None:
+        self.bar.ingesting(SYSTEM.mono_ns(), taken_bytes, step=step)
+
     def _pass_over(self, df: DataFrame, key: list[str], **options: Any) -> Ingested | None:
         """One job that reads the input and stores its blocks. None: the input is in no order, and the job was
         cancelled. Its tasks would end one by one, each at the cost of a Python worker."""
@@ -194,7 +199,7 @@ class Drive:
         while not job.join(POLL_S):
             # Asking brings a service back that died: tasks wait for it.
             stand: wire.Stand = self.keeper.ask(wire.Status())
-            self.bar.ingesting(stand.taken_bytes, sorting=options["sort"])
+            self._show(SORTING if options["sort"] else READING, stand.taken_bytes)
             if stand.needs_sort and not options["sort"]:
                 job.cancel()
                 job.join(CANCEL_S)
@@ -243,10 +248,12 @@ class Drive:
         self._check_refused(self.keeper.ask(wire.Status()))  # the output, before the first call
         position, barren = b"", 0
         writes = WriteAccess(given_options())
+        reused = codec.unpack_as(runs.Progress, self.keeper.ask(wire.Status()).progress).reused
         while True:
             stand: wire.Stand = self.keeper.ask(wire.Status())
             progress = codec.unpack_as(runs.Progress, stand.progress)
-            body = Pull(duty, function, progress.reused, writes if stand.writing else None)
+            body = Pull(duty, function, reused, writes if stand.writing else None)
+            reused = 0  # once over all jobs: listeners add them up
             left = stand.writing or not self._committing(progress)
             stand = self._watch(self._start(body, tasks) if left else None)
             if stand.over:
@@ -453,12 +460,12 @@ class Run:
 
     def output(self) -> DataFrame:
         """Key and result columns of the rows that succeeded, in the order of the key."""
-        if not self._record.sink and len(self._chain) == 1:
-            if is_bundled(self._store, self._record):
-                return self._read_by_executors(self._record, State.TERMINAL_SUCCESS)
+        sink = open_sink(self._record.sink) if self._record.sink else None
+        without_files = sink is None or driver_writes.is_in_driver(sink)
+        if without_files and len(self._chain) == 1 and is_bundled(self._store, self._record):
+            return self._read_by_executors(self._record, State.TERMINAL_SUCCESS)
         outcomes = [self._outcomes(record) for record in self._chain]
-        sinks = [open_sink(record.sink) if record.sink else None for record in self._chain]
-        if sinks[0] is None or driver_writes.is_in_driver(sinks[0]):
+        if without_files:
             tables = [one.successes(0, one.record.size) for one in outcomes]
             found = self._frame(pa.concat_tables(tables))
             return found if len(tables) == 1 else found.orderBy(*map(quoted, self._record.key))
@@ -489,7 +496,9 @@ class Run:
     def reused(self) -> DataFrame:
         """Key columns of the rows whose outcome an earlier run had: _seq, and _from_run _from_seq,
         where it lies."""
-        return self._frame(extension.reused(self._store, self._record))
+        if is_bundled(self._store, self._record):
+            return self._read_by_executors(self._record, "reused")
+        return self._frame(reused_between(self._store, self._record, 0, self._record.size))
 
     def changed(self) -> DataFrame:
         """Key columns of the rows that the run before had with another content, and _seq."""
@@ -540,8 +549,10 @@ class Run:
     def _outcomes(self, record: runs.RunRecord) -> Outcomes:
         return Outcomes(self._store, record, Input(self._store, record))
 
-    def _read_by_executors(self, record: runs.RunRecord, state: State) -> DataFrame:
-        return frame_of(self._spark, self._store, record, state)
+    def _read_by_executors(
+        self, record: runs.RunRecord, rows: State | Literal["reused"]
+    ) -> DataFrame:
+        return frame_of(self._spark, self._store, record, rows)
 
     def _frame(self, table: pa.Table) -> DataFrame:
         if table.num_rows:

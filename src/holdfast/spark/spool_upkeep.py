@@ -169,6 +169,11 @@ class Deletion:
         with _kept(record):
             delete_all(record.spool, record.run_id)
 
+    def delete_input(self, record: RunRecord) -> None:
+        with _kept(record):
+            place = Spool.at(record.spool, record.run_id).place
+            place.delete(one.name for one in place.listing(f"{record.run_id}/i"))
+
     def sweep(self, store: Store, records: Sequence[RunRecord]) -> None:
         """Spools that cannot be reached are left for another time."""
         for record in records:

@@ -56,6 +56,7 @@ from holdfast.spark.spool_upkeep import Deletion
 from holdfast.spark.stage_charge import charge_of
 from holdfast.spark.stage_options import (
     check_config,
+    check_driver_output,
     check_output,
     check_stage,
     checked_tokens,
@@ -128,6 +129,7 @@ class Stage:
         tls: Tls | None = None,
         spool: str | os.PathLike[str] | None = None,
         storage_options: Mapping[str, str] | None = None,
+        keep_runs: int = 0,
         progress: Literal["auto", "terminal", "notebook", "plain", "quiet"] = "auto",
     ) -> None:
         self.name = name
@@ -158,6 +160,7 @@ class Stage:
         self.bind = bind
         self.tls = tls
         self.spool = kept_url(spool, storage_options)
+        self.keep_runs = whole_number("keep_runs", keep_runs, 0)
         self.progress = progress
         check_stage(name, fn, on_fail, version, tls, progress, stop_after)
         # A page is made of whole batches.
@@ -437,6 +440,13 @@ class Stage:
     def _over(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run:
         return Run(driver_writes.write(home, record, spark), home, spark, on_fail=self.on_fail)
 
+    def _ended(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run:
+        """The run, which this driver has ended; older ones go if the stage keeps only so many."""
+        found = self._over(record, home, spark)
+        if self.keep_runs:
+            prune.retain(home, self.name, self.keep_runs, Deletion())
+        return found
+
     def _drive(
         self,
         home: Store,
@@ -458,7 +468,7 @@ class Stage:
             # It had stopped, and its failed rows were marked meanwhile.
             return self._retry(home, spark, found, prepared, found.run_id)
         warm()
-        return self._over(found, home, spark)
+        return self._ended(found, home, spark)
 
     def _extend(
         self,
@@ -484,6 +494,7 @@ class Stage:
             retry_failed=growth.retry_failed,
         )
         if df is not None:
+            check_driver_output(record, spark, df, self.key, prepared.schema, self.carry)
             extension.rehash(home, spark, record, df.schema, growth)
         _leave(home, self.name)
 
@@ -496,7 +507,7 @@ class Stage:
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             found = self._driven(home, spark, keeper, prepared, take)
         warm()
-        return self._over(found, home, spark)
+        return self._ended(found, home, spark)
 
     def _retry(
         self,
@@ -513,7 +524,7 @@ class Stage:
         _leave(home, self.name)
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             found = self._driven(home, spark, keeper, prepared, lambda one: one.take_failed(old))
-        return self._over(found, home, spark)
+        return self._ended(found, home, spark)
 
     def _driven(
         self,

@@ -12,14 +12,14 @@ from holdfast.ledger import runs
 from holdfast.spark.caller import takes_row
 from holdfast.spark.carry import carried_fields
 from holdfast.spark.code import Estimate
-from holdfast.spark.driver_writes import use
+from holdfast.spark.driver_writes import is_in_driver, use
 from holdfast.spark.error_classes import Rule
 from holdfast.spark.errors import NotAStage, RunChanged
 from holdfast.spark.ingest import RESERVED
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.progress import MODES
 from holdfast.spark.rows import arrow_schema
-from holdfast.spark.sinks import Sink
+from holdfast.spark.sinks import Sink, open_sink
 from holdfast.spark.stop import Stop
 from holdfast.spark.tls import Tls
 from holdfast.store import open as open_store
@@ -142,6 +142,20 @@ def check_output(
     check = getattr(sink, "check", None)  # foreign sinks may leave it out
     if check is not None:
         check(arrow_schema(StructType(fields)))
+
+
+def check_driver_output(
+    record: runs.RunRecord,
+    spark: SparkSession,
+    df: DataFrame,
+    key: Sequence[str],
+    result: StructType,
+    carry: str,
+) -> None:
+    """The same for a run over a grown input, where the ledger service asks the output only when all rows have ended."""
+    sink = open_sink(record.sink) if record.sink else None
+    if sink is not None and is_in_driver(sink):
+        check_output(use(sink, spark), df, key, result, carry)
 
 
 def open_home(place: str | os.PathLike[str]) -> Store:

@@ -3,7 +3,7 @@
     labels/, ./labels, /mnt/labels, file:/mnt/labels, file:///mnt/labels     a directory
     s3://bucket/labels, s3a://bucket/labels                                  Amazon S3 and its like
     gs://bucket/labels                                                       Google Cloud Storage
-    az://container/labels, abfss://container@account.dfs.core.windows.net/labels
+    az://container/labels, abfss://container@account.dfs.core.windows.net/labels, abfs://… the same
 
 Everything else is refused before anything is made: `dbfs:/labels` or `hdfs://…` would become a local
 directory of that name, and so would `default.labels`, which reads like a table. A directory of such
@@ -26,6 +26,7 @@ OBJECT_SCHEMES = {
     "gs": "gs",
     "az": "az",
     "abfss": "abfss",
+    "abfs": "abfs",
 }
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 _TABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*){1,3}")
@@ -36,8 +37,8 @@ _ENDINGS = (".parquet", ".delta", ".iceberg", ".d", ".tmp", ".out")
 class OutputUnknown(Invalid):
     code = "output_unknown"
     hint = (
-        "use a directory, file:, s3://, s3a://, gs://, az:// or abfss://; "
-        "for a Delta table DeltaSink"
+        "use a directory, file:, s3://, s3a://, gs://, az://, abfs:// or abfss://; for a Delta table DeltaSink; "
+        "for other file systems leave output out and write run.output() with Spark"
     )
 
 
@@ -90,7 +91,7 @@ def locate(output: str | os.PathLike[str]) -> Location:
     if any(sign in rest for sign in "?#"):
         raise OutputUnknown(output=scheme, why="a URL has no query; use storage_options=")
     bucket, _, prefix = rest[2:].partition("/")
-    if scheme != "abfss" and "@" in bucket:
+    if scheme not in ("abfss", "abfs") and "@" in bucket:
         raise OutputUnknown(output=scheme, why="a URL has no credentials; use storage_options=")
     prefix = prefix.rstrip("/")
     if not bucket or not prefix or any(part in ("", ".", "..") for part in prefix.split("/")):
