@@ -50,6 +50,7 @@ DAILY = [record(f"d{at}", at, base_run=f"d{at - 1}" if at else "") for at in ran
         # A base that is not shown itself needs no base: a name whose input grows every day does not keep all runs.
         (DAILY, {"keep": 3}, {f"d{at}" for at in range(6)}),
         (DAILY, {"keep": 1}, {f"d{at}" for at in range(8)}),
+        (DAILY, {"keep": 2}, {f"d{at}" for at in range(7)}),
         # ... but a run that holds the input of one that stays does.
         (
             [record("a", 1), record("b", 2, input_run="a"), record("c", 3, base_run="b")],

@@ -61,14 +61,13 @@ def judge(
     verdicts = []
     for record in newest:
         rank = seen[record.name] = seen.get(record.name, 0) + 1
-        reason = needed.get(record.run_id, "")
-        if not reason and not record.deleting:
-            reason = _reason(record, rank, keep, before_ns, live)
+        own = "" if record.deleting else _reason(record, rank, keep, before_ns, live)
+        reason = needed.get(record.run_id, "") or own
         if reason:
             for other in (record.retry_of, record.input_run):
                 needed.setdefault(other, f"run {record.run_id} needs it")
             # What a run took over from others is pinned. Its base is compared with it, and no further one.
-            if record.run_id not in needed or record.run_id in chained:
+            if own or record.run_id in chained:
                 needed.setdefault(record.base_run, f"run {record.run_id} needs it")
                 chained.add(record.retry_of)
         verdicts.append(Verdict(record, reason))

@@ -149,19 +149,21 @@ def _collect(
     record: runs.RunRecord,
     ranges: list[tuple[int, int]],
     rows: dict[bytes, bytes],
+    *,
+    with_input: bool = True,
 ) -> None:
     """Add the rows of the store that lead to the outcomes of these ranges."""
     for run_id in {record.run_id, record.blocks_run}:
         one = store.read(runs.the, run_id)
         key, value = runs.record_row(one)
         rows[key] = value
-    numbers = [n for n, _ in record.blocks]
-    source = Input(store, record)
-    for at, _ in source.by_block(ranges):
-        n = numbers[at]
-        block = store.read(runs.block, record.blocks_run, n)
-        if block is not None:
-            rows[runs.block_key(record.blocks_run, n)] = bytes(block)
+    if with_input:
+        numbers = [n for n, _ in record.blocks]
+        for at, _ in Input(store, record).by_block(ranges):
+            n = numbers[at]
+            block = store.read(runs.block, record.blocks_run, n)
+            if block is not None:
+                rows[runs.block_key(record.blocks_run, n)] = bytes(block)
     page_rows = record.policy.page_rows
     ancestry = Ancestry(store, record)
     donors: dict[str, list[tuple[int, int]]] = {}
@@ -179,7 +181,8 @@ def _collect(
             upto = there.from_lo + there.hi - there.lo
             donors.setdefault(there.run, []).append((there.from_lo, upto))
     for run_id, theirs in donors.items():
-        _collect(store, store.read(runs.the, run_id), theirs, rows)
+        # Outcomes alone: the input of such a run may be deleted.
+        _collect(store, store.read(runs.the, run_id), theirs, rows, with_input=False)
 
 
 def _put(txn: Txn, rows: list[tuple[bytes, bytes]]) -> None:
