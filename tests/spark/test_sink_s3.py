@@ -30,7 +30,7 @@ from holdfast.spark.sinks import (
     open_sink,
     read_parts,
 )
-from holdfast.spark.sinks.object_store import keep_options
+from holdfast.spark.sinks.object_store import keep_options, options_for
 from tests.spark.test_sinks import CUT, SCHEMA, part
 
 SECRET = "wJalrXUtnFEMI-bPxRfiCYEXAMPLEKEY"
@@ -305,3 +305,12 @@ def test_the_output_of_a_retry_lies_below_and_has_the_same_credentials(bucket: B
     below.begin("run-2", "labels", SCHEMA)
     below.commit(*part(0))
     assert below.parts("run-2")[0].startswith(f"{bucket.out}/_holdfast/retry-1/part-")
+
+
+def test_executors_get_the_options_of_their_own_places() -> None:
+    keep_options("s3://own/a", {"aws_region": "one"})
+    keep_options("s3://own/other", {"aws_region": "two"})
+    keep_options("s3://own/a/b", {"aws_region": "three"})
+    found = options_for("s3://own/a/b", None, "")
+    assert found == {"s3://own/a": {"aws_region": "one"}, "s3://own/a/b": {"aws_region": "three"}}
+    assert options_for("s3://own/ab") == {}

@@ -321,3 +321,20 @@ def test_the_objects_of_runs_go_with_them(
     assert len(list(directory.iterdir())) == 1
     assert stage.delete() == 1
     assert list(directory.iterdir()) == []
+
+
+def test_objects_that_nothing_names_go_when_the_run_is_over(
+    spark: SparkSession, place: Place, directory: Path
+) -> None:
+    """Without a fault, too: a pass over an input in no order leaves blocks that it was told to stop at."""
+    spool = str(directory)
+
+    def work(row: Any) -> Any:
+        [run] = Path(spool).iterdir()
+        (run / "i" / f"9-0-{row.id}-stray").write_bytes(b"stray")
+        return {"y": row.id}
+
+    stage = place.stage(work, spool=directory)
+    with stage.run(spark.range(5)) as run:
+        assert run.output().count() == 5
+    assert not list(directory.rglob("*-stray"))

@@ -24,7 +24,7 @@ from holdfast.spark.journal import Outcomes, schema_bytes
 from holdfast.spark.outcome_rows import ReadOutcomes, bundle
 from holdfast.spark.part_writer import written
 from holdfast.spark.sinks import ExecutorSink, Sink, WrittenPart
-from holdfast.spark.sinks.object_store import given_options, keep_options
+from holdfast.spark.sinks.object_store import keep_options, options_for
 from holdfast.spark.write_access import WriteAccess
 from holdfast.store.api import Store
 
@@ -71,7 +71,8 @@ def write_parts(
         file_rows=file_rows,
         file_bytes=file_bytes,
     )
-    body = WriteIntervals(msgspec.msgpack.encode(work), WriteAccess(given_options()))
+    access = WriteAccess(options_for(record.spool, sink.spec().get("path")))
+    body = WriteIntervals(msgspec.msgpack.encode(work), access)
     intervals = list(intervals_of(record.size, version + 1, file_rows))
     for at in range(0, len(intervals), INTERVALS_MAX):
         some = [bundle(store, record, lo, hi) for lo, hi in intervals[at : at + INTERVALS_MAX]]
@@ -93,7 +94,8 @@ def frame_between(
     data = bundle(store, rows.record, lo, hi)
     source = spark.createDataFrame(pa.table({"bundle": pa.array([data], pa.binary())}))
     with own_python(spark):
-        body = ReadOutcomes(schema_bytes(rows.schema), State.TERMINAL_SUCCESS, given_options())
+        options = options_for(rows.record.spool)
+        body = ReadOutcomes(schema_bytes(rows.schema), State.TERMINAL_SUCCESS, options)
         frame = source.mapInArrow(body, from_arrow_schema(rows.schema))
     return frame, rows.success_count(lo, hi)
 

@@ -22,7 +22,7 @@ from holdfast.ledger.lineage import Ancestry
 from holdfast.ledger.states import State
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.reused_rows import reused_between
-from holdfast.spark.sinks.object_store import given_options, keep_options
+from holdfast.spark.sinks.object_store import keep_options, options_for
 from holdfast.spark.spool import extent
 from holdfast.spark.spool_access import SpoolAccess
 from holdfast.store import open as open_store
@@ -140,7 +140,7 @@ def frame_of(
         return spark.createDataFrame([], told)
     source = spark.createDataFrame(pa.table({"bundle": pa.array(bundles, pa.binary())}))
     with own_python(spark):
-        body = ReadOutcomes(schema_bytes(schema), rows, given_options())
+        body = ReadOutcomes(schema_bytes(schema), rows, options_for(record.spool))
         return source.mapInArrow(body, told)
 
 

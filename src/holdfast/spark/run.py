@@ -53,7 +53,7 @@ from holdfast.spark.reused_rows import reused_between
 from holdfast.spark.rewrite import rewrite
 from holdfast.spark.sinks import ParquetSink, Sink, open_sink
 from holdfast.spark.sinks.location import OBJECT_SCHEMES
-from holdfast.spark.sinks.object_store import given_options, keep_options
+from holdfast.spark.sinks.object_store import keep_options, options_for
 from holdfast.spark.spool import BLOCK_BYTES as SPOOL_BLOCK_BYTES
 from holdfast.spark.spool import access_of
 from holdfast.spark.spool import marker as spool_marker
@@ -247,7 +247,8 @@ class Drive:
         """Keep a job at it until the run is over."""
         self._check_refused(self.keeper.ask(wire.Status()))  # the output, before the first call
         position, barren = b"", 0
-        writes = WriteAccess(given_options())
+        record = self.record()
+        writes = WriteAccess(options_for(record.spool, record.sink.get("path")))
         reused = codec.unpack_as(runs.Progress, self.keeper.ask(wire.Status()).progress).reused
         while True:
             stand: wire.Stand = self.keeper.ask(wire.Status())

@@ -332,6 +332,8 @@ class Stage:
                 return Plan.of(home, self.name)
             prepared = self._prepare(session_of(df))
             check_input(df, self.key)
+            check_input_types(df.schema, rows=not self.batch_rows)
+            check_carry(df, self.key, self.carry, prepared.schema)
             growth = extension.checked(df, "extend", match, retry_failed)
             return self._compared(home, df, prepared, growth)
 

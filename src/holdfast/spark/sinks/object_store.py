@@ -38,6 +38,16 @@ def given_options() -> dict[str, dict[str, str]]:
     return {url: dict(options) for url, options in _options.items()}
 
 
+def options_for(*urls: object) -> dict[str, dict[str, str]]:
+    """Those that the places at these URLs need, and no others: executors get no more than their run uses."""
+    wanted = [str(url) for url in urls if url]
+    return {
+        known: dict(options)
+        for known, options in _options.items()
+        if any(url == known or url.startswith(f"{known}/") for url in wanted)
+    }
+
+
 def open_bucket(place: Location) -> Any:
     """The bucket of a place, with the options that were kept for its URL. Nothing is asked of it yet."""
     library()
