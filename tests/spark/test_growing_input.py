@@ -381,7 +381,7 @@ def test_a_daily_run_keeps_a_few_inputs_and_each_outcome_once(
     options: dict[str, Any] = {"spool": tmp_path / "spool"} if spool else {}
     stage = stage_of(server, tmp_path / "store", file_rows=16, keep_runs=2, **options)
     out = ParquetSink(tmp_path / "out", grace_s=0)
-    world = {key: 1 for key in range(20)}
+    world = dict.fromkeys(range(20), 1)
     assert ends_well(1)
     for day in range(6):
         world = world | {100 + day: 1}
