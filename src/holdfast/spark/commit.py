@@ -247,7 +247,7 @@ class Committer:
                     else:
                         parts.append(span.kept)
                     spans.append(self._ahead.popleft())
-                if self._offered_to >= board.size and not self._ahead:
+                if not self._ahead and (spans[-1].hi if spans else self._at) >= board.size:
                     assignments.close()  # the tasks that write may end
                 if spans or self._at >= board.size:
                     return (spans, parts, None) if spans else None
