@@ -66,7 +66,7 @@ def _faults(names: list[str], parent: Path, until_s: float, load: float, command
         if PARTITIONINGS in names:
             same = list(bench.partitionings(until_s))
         end_writer(directory / "store")
-    return report.faults(lines, same, load, command)
+    return report.faults(lines, same, load, command, hosts=bench.on_hosts)
 
 
 def _parse(argv: list[str] | None) -> argparse.Namespace:

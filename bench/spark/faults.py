@@ -284,6 +284,8 @@ class Bench:
         self._count = 0
         # Where drivers run: the first of two hosts, or this machine.
         self._host: Host | None = None
+        # Whether the Workers are on hosts of their own.
+        self.on_hosts = False
 
     def run(self, scenarios: list[Scenario], until_s: float) -> Iterator[Line]:
         with contextlib.ExitStack() as stack:
@@ -325,7 +327,7 @@ class Bench:
         apart = stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-hosts-"))
         both = stack.enter_context(hosts(Path(apart), shared=shared))
         assert_apart(*both)
-        self._host = both[0]
+        self._host, self.on_hosts = both[0], True
         return stack.enter_context(cluster(self.directory / name, on=both))
 
     # --- one scenario -----------------------------------------------------------------------

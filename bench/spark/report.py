@@ -27,7 +27,7 @@ is `mapInArrow` + `write.parquet` of the same function, in the same run and the 
 ## What faults cost
 
 {ROWS:,} paid calls of 5 ms on a standalone cluster of two Workers with a core each, started from the
-PySpark wheel on one machine; {CONCURRENCY} calls at once in a task. Every call is a line in a log outside of
+PySpark wheel; {CONCURRENCY} calls at once in a task. Every call is a line in a log outside of
 Spark and of the store, written when the call begins: the log is the bill. *Repeated* is calls beyond
 the first of a row. The promise: at most `flush_rows + concurrency` = {FLUSH_ROWS} + {CONCURRENCY} for each task in
 flight ({TASKS}), for each fault; of a row that kills its interpreter each of its attempts is one.
@@ -81,7 +81,15 @@ def write(part: str, text: str, page: Path = PAGE) -> None:
     page.write_text(f"{before}{begin}\n{text}\n{end}{after}", encoding="utf-8")
 
 
-def faults(lines: Sequence[Line], partitionings: Sequence[str], load: float, command: str) -> str:
+def faults(
+    lines: Sequence[Line], partitionings: Sequence[str], load: float, command: str, *, hosts: bool
+) -> str:
+    where = (
+        "The two Workers are on two hosts, each with a network, mounts and a /tmp of its own; the directory of the "
+        "benchmark is the one that both have."
+        if hosts
+        else "The two Workers are on the loopback of one machine: two hosts need root."
+    )
     told = [one for line in lines for one in _told(line)]
     same = ", ".join(partitionings)
     return "\n".join(
@@ -91,6 +99,7 @@ def faults(lines: Sequence[Line], partitionings: Sequence[str], load: float, com
             "",
             *markdown([FAULT_HEADER, *map(_fault, lines)]),
             "",
+            f"- {where}",
             *told,
             "- Times are of `run` or of the naive job; where it is run again, of the second one alone.",
             *([f"- The part files are the same bytes with {same}, too."] if same else []),
