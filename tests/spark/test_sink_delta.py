@@ -16,6 +16,8 @@ from holdfast.spark.sinks import (
     Sink,
     open_sink,
 )
+from holdfast.spark.sinks.delta_files import DeltaFiles
+from holdfast.spark.sinks.files import no_step
 from tests.spark.test_sinks import CUT, SCHEMA, begun, digests, part, refused, rows_of
 
 
@@ -136,6 +138,7 @@ def by_url(path: Path) -> DeltaSink:
     """A sink that reaches a directory as it reaches an object store: by the library alone."""
     sink = DeltaSink(str(path))
     sink._local, sink.path = None, f"file://{path}"
+    sink._files = DeltaFiles(sink.path, None, no_step)
     return sink
 
 

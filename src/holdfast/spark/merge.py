@@ -24,6 +24,7 @@ from holdfast.spark.keys import Comparable, KeyDuplicate
 BLOCK_ROWS = 262_144
 BLOCK_BYTES = 8 << 20
 CUT_MORE = 1.05
+CUT_ROWS_MIN = 64
 # What the open blocks of a merge may take. Rows on their way out are in memory twice more.
 MEMORY_BYTES = 96 << 20
 
@@ -127,8 +128,9 @@ def cut(batch: pa.RecordBatch, rows_max: int, bytes_max: int) -> Iterator[pa.Rec
         for lo in range(0, rows, size):
             yield from cut(batch.slice(lo, size), rows_max, bytes_max)
     elif rows > 1 and batch.nbytes > bytes_max:
-        # A little more pieces than fit: rows of one size then need no second cut.
-        parts = min(int(batch.nbytes / bytes_max * CUT_MORE) + 1, rows)
+        # A little more pieces than fit: rows of one size then need no second cut. Few rows may differ much.
+        parts = int(batch.nbytes / bytes_max * CUT_MORE) + 1 if rows >= CUT_ROWS_MIN else 2
+        parts = min(parts, max(rows // 2, 2))
         size = -(-rows // parts)
         for lo in range(0, rows, size):
             yield from cut(batch.slice(lo, size), rows_max, bytes_max)
