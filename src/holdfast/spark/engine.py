@@ -26,15 +26,14 @@ import pyarrow as pa
 from holdfast.clock import SYSTEM
 from holdfast.codec import pack
 from holdfast.errors import HoldfastError
-from holdfast.ledger.classes import ErrorClass
 from holdfast.spark import row_reports, wire
 from holdfast.spark.call_slots import CallSlots, Silence, seq_of, timed_out
-from holdfast.spark.caller import Caller
+from holdfast.spark.caller import Caller, Ended
 from holdfast.spark.client import Address, Client
 from holdfast.spark.code import Estimate
 from holdfast.spark.estimates import set_prices
-from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit
-from holdfast.spark.rows import rows_of, table_of
+from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit, settle_unfit
+from holdfast.spark.rows import RowReader, table_of
 from holdfast.spark.spool_access import SpoolAccess, line_to
 
 if TYPE_CHECKING:
@@ -228,10 +227,19 @@ class Engine:
                     hi = held.begun
                 else:
                     hi = min(held.started + self._chunk, held.begun)
-                units.append(Unit(held, held.started, hi))
+                units.append(self._unit(held, held.started, hi))
                 held.started = hi
         if units:
             self._pool.start(units)
+
+    def _unit(self, held: Held, lo: int, hi: int) -> Unit:
+        """With the rows of it. A row that cannot be converted fails with the reason, and is not called."""
+        if self.duty.batch_rows:
+            return Unit(held, lo, hi)
+        rows = held.rows.take(hi - lo)
+        if held.rows.unfit:
+            settle_unfit(held)
+        return Unit(held, lo, hi, rows)
 
     def _hear(self, pause_s: float) -> None:
         """Take what came: ended calls, an answer; wait for the first of it."""
@@ -242,6 +250,9 @@ class Engine:
         while True:
             if isinstance(found, News):
                 self._ended(found)
+            elif isinstance(found, list):
+                for news in found:
+                    self._ended(news)
             else:
                 self._answered(found)
             try:
@@ -263,11 +274,9 @@ class Engine:
             return
         held.results += news.ended
         held.ended += len(news.ended)
-        each = self.caller.calls_each
+        self._count_rows(news.ended)
         for ended in news.ended:
-            if ended.micros >= 0:
-                self._count(each, ended.cost, ended.micros)
-            if held.prices or ended.tokens is not None:
+            if ended.tokens is not None or held.prices:
                 self._settle(held, ended.seq, ended.tokens, ended.micros)
 
     def _settle(self, held: Held, seq: int, used: int | None, micros: int) -> None:
@@ -276,6 +285,24 @@ class Engine:
         self._priced += price
         if micros >= 0:
             self._used += price if used is None else used
+
+    def _count_rows(self, rows: list[Ended]) -> None:
+        """As `_count` of each row that was called, at the price of a loop."""
+        each, latency, mean_us = self.caller.calls_each, self._latency, self._mean_us
+        calls, cost = 0, 0.0
+        for ended in rows:
+            micros = ended.micros
+            if micros < 0:
+                continue
+            calls += each
+            cost += ended.cost
+            latency[min(micros.bit_length(), LATENCY_BUCKETS) - 1 if micros else 0] += each
+            mean_us = micros if mean_us > 1e8 else mean_us * 0.98 + micros * 0.02
+        self._mean_us = mean_us
+        self._calls += calls
+        self._cost += cost
+        self.calls += calls
+        self.cost += cost
 
     def _count(self, calls: int, cost: float, micros: int) -> None:
         self._calls += calls
@@ -585,30 +612,13 @@ class Engine:
             for lo, hi, run_id, first in grant.origins
             for seq in range(lo, hi)
         }
+        rows = table if self.duty.batch_rows else RowReader(table)
         held = Held(
-            grant.epoch, seqs, attempts, table, grant.alone, grant.begun, n=grant.n, origins=origins
+            grant.epoch, seqs, attempts, rows, grant.alone, grant.begun, n=grant.n, origins=origins
         )
-        if not self.duty.batch_rows:
-            self._convert(held)
         if self.duty.priced:
             set_prices(held, self._estimate, batch=bool(self.duty.batch_rows))
         return held
-
-    def _convert(self, held: Held) -> None:
-        """Arrow as Rows. A row that cannot be converted fails with the reason, and is not called."""
-        table = held.rows
-        try:
-            held.rows = rows_of(table)
-            return
-        except Exception:
-            held.rows = []
-        for at in range(len(held.seqs)):
-            try:
-                held.rows += rows_of(table.slice(at, 1))
-            except Exception as error:
-                why = f"its input cannot be converted: {type(error).__name__}: {error}"
-                held.rows.append(None)
-                held.settled[at] = Settled(int(ErrorClass.INPUT), why, -1)
 
     def _give_up(self, held: Held) -> None:
         """Rows of an inherited grant that were out of time; of a batch, all that were begun."""
