@@ -104,7 +104,9 @@ def _do(duty: Duty, function: bytes, orphaned: threading.Event, slots: CallSlots
         engine = Engine(duty, caller, client, orphaned, slots, tokens)
         try:
             state = engine.run()
-            return Verdict(state, engine.steps, calls=engine.calls, cost=engine.cost)
+            return Verdict(
+                state, engine.steps, calls=engine.figures.calls, cost=engine.figures.cost
+            )
         except HungCall as hung:
             print(f"holdfast: {hung}; leaving", file=sys.stderr, flush=True)
             return _handed_over(client, hung, engine)
@@ -136,7 +138,11 @@ def _handed_over(client: Client, hung: HungCall, engine: Engine) -> Verdict:
     except HoldfastError as error:
         return Verdict.failed(error, engine.steps)
     return Verdict(
-        "timed_out", engine.steps, timed_out=hung.seqs, calls=engine.calls, cost=engine.cost
+        "timed_out",
+        engine.steps,
+        timed_out=hung.seqs,
+        calls=engine.figures.calls,
+        cost=engine.figures.cost,
     )
 
 
