@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import importlib
 import os
@@ -37,6 +38,7 @@ from holdfast.spark.errors import (
     RunCancelled,
     RunChanged,
 )
+from holdfast.spark.jobs import own_python
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
 from holdfast.spark.lazy import FIRST_ROWS
 from holdfast.spark.run import Drive
@@ -1012,6 +1014,36 @@ def test_a_stage_that_makes_no_sense_is_refused_when_it_is_made(options: dict[st
 def test_an_unknown_option_is_an_error_of_python() -> None:
     with pytest.raises(TypeError, match="concurency"):
         Stage("job", double, key="id", schema=Y, concurency=5)  # type: ignore[call-arg]
+
+
+def test_a_run_describes_its_job_to_spark_once(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is described while the input is read is the job that is started then."""
+    described: list[tuple[Any, int]] = []
+    frame = Drive._frame
+
+    def noted(self: Drive, body: Any, tasks: int) -> DataFrame:
+        described.append((body, tasks))
+        return frame(self, body, tasks)
+
+    monkeypatch.setattr(Drive, "_frame", noted)
+    with place.stage(double).run(spark.range(30), output=place.output) as run:
+        assert run.counts() == settled(TERMINAL_SUCCESS=30, COMMITTED=30)
+    assert len(described) == 1
+
+
+def test_the_python_of_the_session_is_put_back_after_the_last_function_is_built(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context: Any = spark.sparkContext
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(context, "pythonExec", "python-of-theirs")
+    with contextlib.ExitStack() as second:
+        with own_python(spark):
+            second.enter_context(own_python(spark))
+        assert context.pythonExec == sys.executable, "another thread is still at it"
+    assert context.pythonExec == "python-of-theirs"
 
 
 @pytest.mark.parametrize(

@@ -455,12 +455,12 @@ class Stage:
             drive = Drive(self.name, home, spark, keeper, mode=self.progress)
             with drive:
                 slots = jobs.parallelism(spark)
-                drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
+                duty = self._duty(keeper, drive.record(), prepared)
+                pull = (duty, prepared.function, self._task_count(spark, slots))
+                drive.probe(duty, prepared, slots)
                 if df is not None:
-                    drive.take_in(df, self.key, match)
-                found = drive.record()
-                duty = self._duty(keeper, found, prepared)
-                drive.pull(duty, prepared.function, self._task_count(spark, slots))
+                    drive.take_in(df, self.key, match, meanwhile=lambda: drive.describe_pull(*pull))
+                drive.pull(*pull)
                 found = drive.record()
         if found.status is runs.Status.FINISHED and found.retry_requested_ns:
             # It had stopped, and its failed rows were marked meanwhile.
