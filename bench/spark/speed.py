@@ -188,7 +188,7 @@ COMPARED = {
         options={"batch": True},
     ),
     "records_1m": Compared(
-        "1,000,000 rows, a trivial function of a row", 1_000_000, double, base_double, 3.0
+        "1,000,000 rows, a trivial function of a row", 1_000_000, double, base_double, 1.3
     ),
     "calls_threads": Compared(
         _sleeps("`def`"), CALLS, wait, base_wait, 1.15, True, SLOTS,

@@ -55,6 +55,58 @@ def test_a_result_is_the_values_of_the_columns() -> None:
     assert (ended.error_class, ended.error) == (ErrorClass.NONE, "")
 
 
+RESULTS = [
+    {"s": "a", "y": 7},
+    {"y": 7, "s": None, "more": 1},
+    {"y": 7.0, "s": "a"},
+    {"y": True, "s": "a"},
+    {"y": "7", "s": "a"},
+    {"y": 7},
+    {},
+    (7, "a"),
+    7,
+    None,
+    Skip("no"),
+    Retry("later", after_s=2),
+    Fail("never"),
+]
+
+
+@pytest.mark.parametrize("result", RESULTS, ids=repr)
+def test_a_function_without_a_call_ends_as_one_with_it(result: Any) -> None:
+    plain, asks = caller(lambda row: result), caller(lambda row, call: result)
+    for _ in range(2):  # the encoder knows the second result's types
+        first, second = plain.one(7, Row(id=7), 2), asks.one(7, Row(id=7), 2)
+        assert first._replace(micros=0) == second._replace(micros=0)
+        assert type(first) is type(second) is Ended
+
+
+@pytest.mark.parametrize("cost", [0.25, 1, "0.5", "much", None, float("nan"), True])
+def test_a_cost_is_told_with_a_result_that_fits_at_once(cost: Any) -> None:
+    def work(row: Any, call: Call) -> dict[str, Any]:
+        call.cost = cost
+        return {"y": 1, "s": "a"}
+
+    def convert(row: Any, call: Call) -> dict[str, Any]:
+        call.cost = cost
+        return {"y": 1.0, "s": "a"}
+
+    one, other = caller(work), caller(convert)
+    found = [one.one(7, Row(id=7), 2) for _ in range(2)]
+    expected = other.one(7, Row(id=7), 2)
+    assert [ended.cost for ended in found] == [expected.cost] * 2
+    assert [ended.values for ended in found] == [(1, "a")] * 2
+
+
+def test_tokens_are_told_with_a_result_that_fits_at_once() -> None:
+    def work(row: Any, call: Call) -> dict[str, Any]:
+        call.tokens = 12
+        return {"y": 1, "s": "a"}
+
+    one = caller(work)
+    assert [one.one(7, Row(id=7), 2).tokens for _ in range(2)] == [12, 12]
+
+
 def test_an_async_function_ends_as_a_plain_one_does() -> None:
     async def work(row: Any, call: Call) -> dict[str, Any]:
         call.cost = 0.5

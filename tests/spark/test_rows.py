@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
+import pickle
 from array import array
 from dataclasses import dataclass
 from decimal import Decimal
@@ -14,10 +16,10 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
-from pyspark.sql.types import Row, StructField, StructType
+from pyspark.sql.types import Row, StructField, StructType, _create_row
 
 from holdfast.spark.coercion import WrongSchema
-from holdfast.spark.rows import Encoder, rows_of, stream_of, table_of
+from holdfast.spark.rows import AHEAD_ROWS, Encoder, RowReader, rows_of, stream_of, table_of
 from tests.ids import stable
 
 pytestmark = pytest.mark.timeout(30)
@@ -397,10 +399,128 @@ def test_rows_are_those_that_spark_itself_would_give() -> None:
     assert plain[0].asDict() == {"id": 1, "name": "a"}
 
 
+NUMBERS = [
+    (pa.int8(), [-128, 127]),
+    (pa.int64(), [-(2**63), 2**63 - 1]),
+    (pa.uint64(), [0, 2**64 - 1]),
+    (pa.float32(), [0.1, float("inf")]),
+    (pa.float64(), [0.1, -0.0]),
+    (pa.float16(), [0.5, 1.5]),
+    (pa.int64(), [1, None]),
+    (pa.float64(), [None, 0.5]),
+    (pa.bool_(), [True, False]),
+    (pa.string(), ["ü", None]),
+    (pa.date32(), [dt.date(2024, 2, 29), None]),
+    (pa.decimal128(6, 2), [Decimal("1.50"), None]),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), NUMBERS, ids=stable)
+def test_a_plain_row_is_the_row_that_spark_makes_of_its_values(
+    kind: pa.DataType, values: list[Any]
+) -> None:
+    column = pa.array(values, kind)
+    table = pa.table({"id": [1, 2], "v": pa.chunked_array([column[:1], column[1:]])})
+    expected = [
+        _create_row(["id", "v"], (at + 1, one)) for at, one in enumerate(column.to_pylist())
+    ]
+    found = rows_of(table)
+    assert found == expected
+    for one, other in zip(found, expected, strict=True):
+        assert type(one) is Row
+        assert type(one.v) is type(other.v)
+        assert one.__fields__ == other.__fields__
+        assert pickle.loads(pickle.dumps(one)) == other
+        assert repr(one) == repr(other)
+
+
+def test_a_plain_row_keeps_a_nan() -> None:
+    [row] = rows_of(pa.table({"v": [math.nan]}))
+    assert math.isnan(row.v)
+
+
+@pytest.mark.parametrize("step", [1, 7, AHEAD_ROWS, AHEAD_ROWS + 1, 5000])
+def test_a_reader_gives_each_row_once_in_order_however_many_are_taken(step: int) -> None:
+    size = 3 * AHEAD_ROWS + 5
+    reader = RowReader(pa.table({"id": range(size)}))
+    found = [row.id for lo in range(0, size, step) for row in reader.take(min(step, size - lo))]
+    assert found == list(range(size))
+    assert not reader.unfit
+
+
+def test_rows_that_were_looked_at_ahead_are_still_taken() -> None:
+    reader = RowReader(pa.table({"id": range(10)}))
+    assert [row.id for row in reader.take(3)] == [0, 1, 2]
+    assert [row.id for row in reader.ahead(7)] == list(range(3, 10))
+    assert [row.id for row in reader.take(7)] == list(range(3, 10))
+
+
+def test_a_reader_names_the_rows_that_cannot_be_converted() -> None:
+    size, bad = AHEAD_ROWS + 10, (3, AHEAD_ROWS + 2)
+    # Python has no date as late as this one.
+    days = pa.array([2**30 if at in bad else at for at in range(size)], pa.int32())
+    reader = RowReader(pa.table({"id": range(size), "day": days.cast(pa.date32())}))
+    found = [row for _ in range(size) for row in reader.take(1)]
+    assert [at for at, row in enumerate(found) if row is None] == list(bad)
+    assert tuple(reader.unfit) == bad
+    assert [row.id for row in found if row] == [at for at in range(size) if at not in bad]
+
+
 def test_a_table_survives_the_stream() -> None:
     table = pa.table({"y": [1, 2], "z": [["a"], None]})
     assert table_of(stream_of(table)) == table
     assert table_of(stream_of(table.slice(0, 0))).num_rows == 0
+
+
+class Text(str):
+    pass
+
+
+class Whole(int):
+    pass
+
+
+# Beside each of them its outcome by `values`, which has no short way.
+ODD = [
+    5, True, None, 5.0, 5.5, "5", "ü", b"5", Whole(5), Text("a"), Color.RED, Name.A, np.int64(5),
+    np.float64(5.0), np.str_("a"), pd.NA, pd.NaT, math.nan, 2**63, Decimal(5), [5], {"a": 5}, TIME,
+    TIME.date(), bytearray(b"a"), array("q", [1]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("nullable", [True, False])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        T.LongType(), T.DoubleType(), T.FloatType(), T.StringType(), T.BooleanType(), T.BinaryType(),
+        T.DateType(), T.DecimalType(6, 2), T.TimestampType(), T.ArrayType(T.LongType()), POINT,
+    ],
+    ids=stable,
+)  # fmt: skip
+def test_an_exact_result_is_taken_as_any_other_is(kind: T.DataType, nullable: bool) -> None:
+    one = encoder(kind, nullable=nullable)
+    two = encoder(kind, T.LongType(), nullable=nullable)
+    for _ in range(2):  # the second time with what the first one has learned
+        for value in ODD:
+            for asked, result in ((one, {"y": value}), (two, {"y": value, "z": 1, "more": 2})):
+                exact = asked.exact(result)
+                if exact is None:
+                    continue
+                taken = Encoder(asked.schema).values(result)
+                assert list(map(type, exact)) == list(map(type, taken))
+                assert repr(exact) == repr(taken)
+
+
+def test_plain_results_are_exact_and_others_are_not() -> None:
+    one, two = encoder(T.LongType()), encoder(T.LongType(), T.StringType())
+    assert one.exact({"y": 5}) == (5,)
+    assert one.exact({"y": None, "more": 1}) == (None,)
+    assert one.exact({"y": True}) is one.exact({"y": 5.0}) is one.exact({}) is None
+    assert two.exact({"y": 5, "z": "a"}) is None
+    assert two.values({"z": "a", "y": 5}) == two.exact({"z": "a", "y": 5}) == (5, "a")
+    assert two.exact({"y": 5, "z": None}) is two.exact({"y": 5}) is None
+    strict = encoder(T.LongType(), nullable=False)
+    assert strict.exact({"y": None}) is None
 
 
 def test_scalars_of_numpy_are_the_numbers_they_mean() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import importlib
 import os
@@ -37,6 +38,7 @@ from holdfast.spark.errors import (
     RunCancelled,
     RunChanged,
 )
+from holdfast.spark.jobs import own_python
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull
 from holdfast.spark.lazy import FIRST_ROWS
 from holdfast.spark.run import Drive
@@ -44,6 +46,7 @@ from holdfast.spark.sinks import OutputNotOurs
 from holdfast.spark.sinks.delta import DeltaSink
 from holdfast.spark.sinks.parquet import read_parts
 from holdfast.spark.stage import _open
+from holdfast.spark.stage_options import struct_of
 from holdfast.store import open as open_store
 from tests.process.watch import until
 from tests.processes import TIMEOUT_S
@@ -1011,6 +1014,67 @@ def test_a_stage_that_makes_no_sense_is_refused_when_it_is_made(options: dict[st
 def test_an_unknown_option_is_an_error_of_python() -> None:
     with pytest.raises(TypeError, match="concurency"):
         Stage("job", double, key="id", schema=Y, concurency=5)  # type: ignore[call-arg]
+
+
+def test_a_run_describes_its_job_to_spark_once(
+    spark: SparkSession, place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is described while the input is read is the job that is started then."""
+    described: list[tuple[Any, int]] = []
+    frame = Drive._frame
+
+    def noted(self: Drive, body: Any, tasks: int) -> DataFrame:
+        described.append((body, tasks))
+        return frame(self, body, tasks)
+
+    monkeypatch.setattr(Drive, "_frame", noted)
+    with place.stage(double).run(spark.range(30), output=place.output) as run:
+        assert run.counts() == settled(TERMINAL_SUCCESS=30, COMMITTED=30)
+    assert len(described) == 1
+
+
+def test_the_python_of_the_session_is_put_back_after_the_last_function_is_built(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context: Any = spark.sparkContext
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    monkeypatch.setattr(context, "pythonExec", "python-of-theirs")
+    with contextlib.ExitStack() as second:
+        with own_python(spark):
+            second.enter_context(own_python(spark))
+        assert context.pythonExec == sys.executable, "another thread is still at it"
+    assert context.pythonExec == "python-of-theirs"
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "y bigint",
+        "y BIGINT NOT NULL, `a.b` string, c double",
+        "a boolean, b tinyint, c smallint, d int, e float, f double, g binary, h date, i timestamp",
+        "y bigint COMMENT 'why'",
+        "y varchar(3), z char(2)",
+        "y decimal(6, 2), z array<int>, m map<string, struct<a: int>>",
+        "y string COLLATE UTF8_LCASE",
+        "y timestamp_ntz, z interval day to second",
+        "struct<y: bigint>",
+        "y bigint DEFAULT 5",
+        "bigint",
+        "y bigint,",
+        "y nothing",
+        "",
+    ],
+)
+def test_a_schema_is_that_of_a_dataframe_made_with_it(spark: SparkSession, ddl: str) -> None:
+    try:
+        expected = spark.createDataFrame([], ddl).schema
+    except Exception:
+        with pytest.raises(NotAStage):
+            struct_of(spark, ddl)
+        return
+    found = struct_of(spark, ddl)
+    assert found == expected
+    assert found.json() == expected.json()
 
 
 def test_schemas_and_stores_that_are_no_good_are_refused(spark: SparkSession, place: Place) -> None:

@@ -37,6 +37,10 @@ from holdfast.spark.rows import Encoder, tabulated
 Origin = tuple[str, int]
 Origins = Mapping[int, Origin]
 
+_SUCCESS = State.TERMINAL_SUCCESS
+# `Ended(...)` of a success, for each call: without the function that a named tuple has for it.
+_new = tuple.__new__
+
 SKIP_COLUMN = "_skip"
 FAIL_COLUMN = "_fail"
 
@@ -100,21 +104,23 @@ class Caller:
         origin: Origin | None = None,
         watch: Watch | None = None,
     ) -> Ended:
-        call = Call(self.run_id, seq, attempt, origin=origin)
+        # Only the function can say anything of its call: without one there is nothing to be said.
+        call = Call(self.run_id, seq, attempt, origin=origin) if self._with_call else None
         if watch is not None:
             watch.cells[watch.place] = seq << 8 | attempt
-            call._watch = watch
+            if call is not None:
+                call._watch = watch
         began = SYSTEM.mono_ns()
         before = forks.made
         try:
-            found = self.fn(row, call) if self._with_call else self.fn(row)
+            found = self.fn(row) if call is None else self.fn(row, call)
             if forks.made != before:
                 forks.leave()
-            return self._returned(call, found, began)
+            return self._returned(seq, call, found, began)
         except BaseException as error:
             if forks.made != before:
                 forks.leave(error)
-            return self._raised(call, error, began)
+            return self._raised(seq, call, error, began)
 
     async def one_async(
         self,
@@ -124,18 +130,19 @@ class Caller:
         origin: Origin | None = None,
         watch: Watch | None = None,
     ) -> Ended:
-        call = Call(self.run_id, seq, attempt, origin=origin)
+        call = Call(self.run_id, seq, attempt, origin=origin) if self._with_call else None
         if watch is not None:
             watch.begin(seq, attempt)
-            call._watch = watch
+            if call is not None:
+                call._watch = watch
         began = SYSTEM.mono_ns()
         try:
             found = await self.in_time(
-                lambda: self.fn(row, call) if self._with_call else self.fn(row), watch
+                lambda: self.fn(row) if call is None else self.fn(row, call), watch
             )
-            return self._returned(call, found, began)
+            return self._returned(seq, call, found, began)
         except BaseException as error:
-            return self._raised(call, error, began)
+            return self._raised(seq, call, error, began)
 
     async def in_time(self, begin: Callable[[], Any], watch: Watch | None) -> Any:
         """What a coroutine returns; out of time it is cancelled, unless it says that it goes on."""
@@ -181,8 +188,12 @@ class Caller:
         await ended.run_async(table, 0)
         return ended.result(_micros(began))
 
-    def _returned(self, call: Call, found: Any, began: int) -> Ended:
+    def _returned(self, seq: int, call: Call | None, found: Any, began: int) -> Ended:
         micros = _micros(began)
+        if type(found) is dict and (call is None or _says_nothing(call)):
+            exact = self.encoder.exact(found)
+            if exact is not None:
+                return _new(Ended, (seq, _SUCCESS, exact, 0, "", 0, 0.0, micros, "", None))
         state, error_class, text, delay_ns = State.TERMINAL_FAIL, ErrorClass.INPUT, "", 0
         raw = ""
         if type(found) is dict or not isinstance(found, Skip | Retry | Fail):
@@ -192,10 +203,8 @@ class Caller:
                 error_class, text = ErrorClass.SCHEMA, f"returned {error}"
                 raw = raw_values.encode(found)
             else:
-                cost = _cost(call) if call.cost else 0.0
-                used = _tokens(call) if call.tokens is not None else None
-                good = State.TERMINAL_SUCCESS
-                return Ended(call.seq, good, values, 0, "", 0, cost, micros, "", used)
+                cost, used = _cost(call), _tokens(call)
+                return Ended(seq, _SUCCESS, values, 0, "", 0, cost, micros, "", used)
         elif isinstance(found, Skip):
             state, error_class, text = State.TERMINAL_SKIP, ErrorClass.NONE, found.reason
         elif isinstance(found, Retry):
@@ -205,15 +214,15 @@ class Caller:
             text = found.reason
         cost, used = _cost(call), _tokens(call)
         told = _cut(text)
-        return Ended(call.seq, state, None, error_class, told, delay_ns, cost, micros, raw, used)
+        return Ended(seq, state, None, error_class, told, delay_ns, cost, micros, raw, used)
 
-    def _raised(self, call: Call, error: BaseException, began: int) -> Ended:
+    def _raised(self, seq: int, call: Call | None, error: BaseException, began: int) -> Ended:
         text = _told(error)
         error_class = self.class_of(error)
         delay_ns = _asked_ns(error) if error_class == ErrorClass.TRANSIENT else 0
         cost, micros, used = _cost(call), _micros(began), _tokens(call)
         fail = State.TERMINAL_FAIL
-        return Ended(call.seq, fail, None, error_class, text, delay_ns, cost, micros, "", used)
+        return Ended(seq, fail, None, error_class, text, delay_ns, cost, micros, "", used)
 
     def wrong_schema(self, ended: Ended, why: str) -> Ended:
         """A success whose values turned out to be no values of the schema, or too many bytes."""
@@ -467,8 +476,15 @@ def _asked_ns(error: BaseException) -> int:
     return 0 if seconds is None else max(int(seconds * 1e9), 1)
 
 
-def _cost(call: Call) -> float:
+def _says_nothing(call: Call) -> bool:
+    """Whether the function left the cost and the tokens of its call as they were."""
+    return call.tokens is None and type(call.cost) is float and call.cost == 0.0
+
+
+def _cost(call: Call | None) -> float:
     """What the function said it cost; a figure for people, so nothing fails over it."""
+    if call is None:
+        return 0.0
     try:
         cost = float(call.cost)
     except (TypeError, ValueError):
@@ -476,8 +492,10 @@ def _cost(call: Call) -> float:
     return cost if math.isfinite(cost) else 0.0
 
 
-def _tokens(call: Call) -> int | None:
+def _tokens(call: Call | None) -> int | None:
     """What the function said it used; what is no number counts as not said."""
+    if call is None:
+        return None
     try:
         return None if call.tokens is None else max(int(call.tokens), 0)
     except (TypeError, ValueError, OverflowError):

@@ -26,22 +26,21 @@ import pyarrow as pa
 from holdfast.clock import SYSTEM
 from holdfast.codec import pack
 from holdfast.errors import HoldfastError
-from holdfast.ledger.classes import ErrorClass
 from holdfast.spark import row_reports, wire
+from holdfast.spark.call_figures import UNKNOWN_US, CallFigures
 from holdfast.spark.call_slots import CallSlots, Silence, seq_of, timed_out
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Address, Client
 from holdfast.spark.code import Estimate
 from holdfast.spark.estimates import set_prices
-from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit
-from holdfast.spark.rows import rows_of, table_of
+from holdfast.spark.pool import Held, Loop, News, Pool, Settled, Threads, Unit, settle_unfit
+from holdfast.spark.rows import RowReader, table_of
 from holdfast.spark.spool_access import SpoolAccess, line_to
 
 if TYPE_CHECKING:
     from holdfast.spark.spool_line import SpoolLine
 
 FAST_US = 20
-UNKNOWN_US = 1e9
 WINDOW_ROWS_MAX = 8192
 # Until it is known how long a call takes, so many rows (or one for each call at once) are begun.
 FIRST_ROWS = 16
@@ -55,7 +54,6 @@ TELL_NS = 250_000_000
 SPOOL_TELL_NS = 1_000_000_000
 WAIT_MS = 500
 PAUSE_S_MAX = 0.25
-LATENCY_BUCKETS = 32
 # An `async def` is cancelled at its time; so much later its loop is blocked, or it does not let go.
 CANCEL_S = 1.0
 LOOK_NS = 50_000_000
@@ -129,8 +127,8 @@ class Engine:
         if self._spool_line is not None:
             self._tell_ns, self._report_bytes = SPOOL_TELL_NS, row_reports.SPOOL_BYTES_MAX
         # Of this duty, for Spark's own figures.
-        self.steps = self.calls = 0
-        self.cost = 0.0
+        self.steps = 0
+        self.figures = CallFigures()
         self._news: queue.SimpleQueue[Any] = queue.SimpleQueue()
         make = Loop if caller.is_async else Threads
         self._slots = slots or CallSlots()
@@ -153,10 +151,6 @@ class Engine:
         # Of the calls that ended: tokens that they used, and that they had leave for.
         self._used = self._priced = 0
         self._ended_ns = 0
-        self._calls = 0
-        self._cost = 0.0
-        self._latency = [0] * LATENCY_BUCKETS
-        self._mean_us = UNKNOWN_US
         self._state = "granted"
         self._hung = False
         self._look_ns = 0
@@ -228,10 +222,19 @@ class Engine:
                     hi = held.begun
                 else:
                     hi = min(held.started + self._chunk, held.begun)
-                units.append(Unit(held, held.started, hi))
+                units.append(self._unit(held, held.started, hi))
                 held.started = hi
         if units:
             self._pool.start(units)
+
+    def _unit(self, held: Held, lo: int, hi: int) -> Unit:
+        """With the rows of it. A row that cannot be converted fails with the reason, and is not called."""
+        if self.duty.batch_rows:
+            return Unit(held, lo, hi)
+        rows = held.rows.take(hi - lo)
+        if held.rows.unfit:
+            settle_unfit(held)
+        return Unit(held, lo, hi, rows)
 
     def _hear(self, pause_s: float) -> None:
         """Take what came: ended calls, an answer; wait for the first of it."""
@@ -242,6 +245,9 @@ class Engine:
         while True:
             if isinstance(found, News):
                 self._ended(found)
+            elif isinstance(found, list):
+                for news in found:
+                    self._ended(news)
             else:
                 self._answered(found)
             try:
@@ -258,16 +264,14 @@ class Engine:
         if news.batch is not None:
             held.batches += row_reports.pieces(news.batch, self._report_bytes)
             held.ended += news.unit.hi - news.unit.lo
-            self._count(news.batch.calls, news.batch.cost, news.batch.micros)
+            self.figures.add(news.batch.calls, news.batch.cost, news.batch.micros)
             self._settle(held, held.seqs[0], news.batch.tokens, news.batch.micros)
             return
         held.results += news.ended
         held.ended += len(news.ended)
-        each = self.caller.calls_each
+        self.figures.add_rows(news.ended, self.caller.calls_each)
         for ended in news.ended:
-            if ended.micros >= 0:
-                self._count(each, ended.cost, ended.micros)
-            if held.prices or ended.tokens is not None:
+            if ended.tokens is not None or held.prices:
                 self._settle(held, ended.seq, ended.tokens, ended.micros)
 
     def _settle(self, held: Held, seq: int, used: int | None, micros: int) -> None:
@@ -276,14 +280,6 @@ class Engine:
         self._priced += price
         if micros >= 0:
             self._used += price if used is None else used
-
-    def _count(self, calls: int, cost: float, micros: int) -> None:
-        self._calls += calls
-        self._cost += cost
-        self.calls += calls
-        self.cost += cost
-        self._latency[min(micros.bit_length(), LATENCY_BUCKETS) - 1 if micros else 0] += calls
-        self._mean_us = micros if self._mean_us > 1e8 else self._mean_us * 0.98 + micros * 0.02
 
     def _check_hung(self) -> None:
         """A call beyond its time: begin nothing more, let the others end, then leave without it."""
@@ -454,14 +450,11 @@ class Engine:
             moves,
             claim,
             0 if self._held else WAIT_MS,
-            self._calls,
-            self._cost,
-            self._latency,
+            *self.figures.taken(),
             [held.epoch for held in self._held],
             self._used,
             self._priced,
         )
-        self._calls, self._cost, self._latency = 0, 0.0, [0] * LATENCY_BUCKETS
         self._used = self._priced = 0
         self.steps += 1
         self._line.ask(step, *attached)
@@ -585,30 +578,13 @@ class Engine:
             for lo, hi, run_id, first in grant.origins
             for seq in range(lo, hi)
         }
+        rows = table if self.duty.batch_rows else RowReader(table)
         held = Held(
-            grant.epoch, seqs, attempts, table, grant.alone, grant.begun, n=grant.n, origins=origins
+            grant.epoch, seqs, attempts, rows, grant.alone, grant.begun, n=grant.n, origins=origins
         )
-        if not self.duty.batch_rows:
-            self._convert(held)
         if self.duty.priced:
             set_prices(held, self._estimate, batch=bool(self.duty.batch_rows))
         return held
-
-    def _convert(self, held: Held) -> None:
-        """Arrow as Rows. A row that cannot be converted fails with the reason, and is not called."""
-        table = held.rows
-        try:
-            held.rows = rows_of(table)
-            return
-        except Exception:
-            held.rows = []
-        for at in range(len(held.seqs)):
-            try:
-                held.rows += rows_of(table.slice(at, 1))
-            except Exception as error:
-                why = f"its input cannot be converted: {type(error).__name__}: {error}"
-                held.rows.append(None)
-                held.settled[at] = Settled(int(ErrorClass.INPUT), why, -1)
 
     def _give_up(self, held: Held) -> None:
         """Rows of an inherited grant that were out of time; of a batch, all that were begun."""
@@ -623,16 +599,16 @@ class Engine:
                 held.settled[at] = told
 
     def _adapt(self) -> None:
-        if self.duty.batch_rows or self.duty.rate or self._mean_us == UNKNOWN_US:
+        if self.duty.batch_rows or self.duty.rate or self.figures.mean_us == UNKNOWN_US:
             return
         if self._flush < self._careful:
             # After a death the window opens again, report by report.
             self._flush = min(self._flush * 2, self._careful)
             return
-        if self._mean_us < FAST_US and self._flush < WINDOW_ROWS_MAX:
+        if self.figures.mean_us < FAST_US and self._flush < WINDOW_ROWS_MAX:
             self._flush = min(self._flush * 4, WINDOW_ROWS_MAX)
             self._chunk = max(self._flush // (4 * self.duty.concurrency), 1)
-        elif self._mean_us >= FAST_US * 4:
+        elif self.figures.mean_us >= FAST_US * 4:
             ahead = max(self._ended_in(BEGIN_S), self.duty.concurrency)
             self._flush, self._chunk = min(self.duty.flush_rows, ahead), 1
         else:
@@ -640,7 +616,7 @@ class Engine:
 
     def _ended_in(self, seconds: float) -> int:
         """How many calls end in this time, as they went so far."""
-        return int(seconds * 1e6 * self.duty.concurrency / max(self._mean_us, 1.0))
+        return int(seconds * 1e6 * self.duty.concurrency / max(self.figures.mean_us, 1.0))
 
     def _pause_s(self, beat_ns: int) -> float:
         if self._line.busy:

@@ -6,7 +6,7 @@ from typing import Any
 
 from holdfast.ledger.classes import ErrorClass
 from holdfast.spark.code import Estimate
-from holdfast.spark.pool import Held, Settled
+from holdfast.spark.pool import Held, Settled, settle_unfit
 
 
 def set_prices(held: Held, estimate: Estimate, *, batch: bool) -> None:
@@ -15,8 +15,10 @@ def set_prices(held: Held, estimate: Estimate, *, batch: bool) -> None:
     if batch:
         held.prices[held.seqs[0]] = _price(held, estimate, held.rows, range(len(held.seqs)))
         return
+    rows = held.rows.ahead(len(held.seqs))
+    settle_unfit(held)
     for at, seq in enumerate(held.seqs):
-        held.prices[seq] = 0 if at in held.settled else _price(held, estimate, held.rows[at], [at])
+        held.prices[seq] = 0 if at in held.settled else _price(held, estimate, rows[at], [at])
 
 
 def _price(held: Held, estimate: Estimate, subject: Any, places: Any) -> int:

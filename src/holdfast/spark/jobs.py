@@ -24,6 +24,11 @@ GROUP = "spark.jobGroup.id"
 # How Spark names it: classic, and over Connect.
 CANCELLATIONS = ("SPARK_JOB_CANCELLED", "OPERATION_CANCELED", "OPERATION_CANCELLED")
 
+# Threads that build functions for Spark now, and the Python that Spark had before the first of them.
+_building = 0
+_python_before = ""
+_python_lock = threading.Lock()
+
 
 def is_connect(spark: SparkSession) -> bool:
     return type(spark).__module__.startswith("pyspark.sql.connect")
@@ -58,19 +63,27 @@ def ui_link(spark: SparkSession) -> str:
 def own_python(spark: SparkSession) -> Iterator[None]:
     """Build functions for the Python that runs this, where Spark would take the first on PATH.
 
-    Only for a local master, and only if nobody said which Python it is to be.
+    Only for a local master, and only if nobody said which Python it is to be. Threads may do so at once:
+    the setting is put back when the last of them is through.
     """
+    global _building, _python_before
     if is_connect(spark):
         yield
         return
     context: Any = spark.sparkContext
-    was = context.pythonExec
-    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
-        context.pythonExec = sys.executable
+    with _python_lock:
+        if not _building:
+            _python_before = context.pythonExec
+        _building += 1
+        if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ:
+            context.pythonExec = sys.executable
     try:
         yield
     finally:
-        context.pythonExec = was
+        with _python_lock:
+            _building -= 1
+            if not _building:
+                context.pythonExec = _python_before
 
 
 class Job:

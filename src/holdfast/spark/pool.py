@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+from collections import deque
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from holdfast.clock import SYSTEM
+from holdfast.ledger.classes import ErrorClass
 from holdfast.ledger.states import State
 from holdfast.spark.call_slots import Watch
 from holdfast.spark.caller import BatchEnded, Caller, Ended, Origins
@@ -43,7 +45,7 @@ class Held:
     epoch: int
     seqs: Sequence[int]
     attempts: Sequence[int]
-    rows: Any  # list[Row], or the Arrow table of a batch
+    rows: Any  # RowReader, or the Arrow table of a batch
     alone: bool
     begun: int = 0
     started: int = 0
@@ -61,11 +63,20 @@ class Held:
     prices: dict[int, int] = field(default_factory=dict)
 
 
+def settle_unfit(held: Held) -> None:
+    """Rows that cannot be converted fail with the reason, unless it is known already how they end."""
+    for at, why in held.rows.unfit.items():
+        told = f"its input cannot be converted: {why}"
+        held.settled.setdefault(at, Settled(int(ErrorClass.INPUT), told, -1))
+
+
 @dataclass(frozen=True, eq=False)
 class Unit:
     held: Held
     lo: int
     hi: int
+    # Of a unit that is no batch: one for each place. None: it is settled, and not called.
+    rows: Sequence[Any] = ()
 
 
 @dataclass(frozen=True)
@@ -148,14 +159,15 @@ class Threads(Pool):
         one, origin, settled = self.caller.one, held.origins.get, held.settled
         ended: list[Ended] = []
         told_ns = SYSTEM.mono_ns()
-        for i in range(unit.lo, unit.hi):
+        seqs, attempts = held.seqs, held.attempts
+        for i, row in enumerate(unit.rows, unit.lo):
             if held.dead or (self.draining and ended):
                 break
-            seq = held.seqs[i]
+            seq = seqs[i]
             if settled and i in settled:
                 ended.append(settled[i].ended(seq))
                 continue
-            ended.append(one(seq, held.rows[i], held.attempts[i], origin(seq), watch))
+            ended.append(one(seq, row, attempts[i], origin(seq), watch))
             if not i & 15:
                 now_ns = SYSTEM.mono_ns()
                 if now_ns - told_ns > TELL_NS and i + 1 < unit.hi:
@@ -174,8 +186,10 @@ class Loop(Pool):
         self._free = watches[:count]
         self._places: dict[asyncio.Task[Any], int] = {}
         self._loop = asyncio.new_event_loop()
-        self._slots = asyncio.Semaphore(count)
+        self._waiting: deque[Unit] = deque()
         self._kept: set[asyncio.Task[None]] = set()
+        # Units that ended in this round of the loop.
+        self._ended_now: list[News] = []
         threading.Thread(target=self._loop.run_forever, name="calls", daemon=True).start()
 
     def start(self, units: list[Unit]) -> None:
@@ -185,8 +199,18 @@ class Loop(Pool):
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def _start(self, units: list[Unit]) -> None:
-        for unit in units:
-            task = self._loop.create_task(self._run(unit))
+        self._waiting += units
+        self._fill()
+
+    def _fill(self) -> None:
+        """Start what waits, in the order that it came, while slots are free."""
+        while self._free and self._waiting:
+            unit = self._waiting.popleft()
+            if unit.held.dead or self.draining:
+                continue
+            watch = self._free.pop()
+            task = self._loop.create_task(self._run(unit, watch))
+            self.running[watch.place] = self._places[task] = watch.place
             self._kept.add(task)
             task.add_done_callback(self._kept.discard)
 
@@ -203,22 +227,28 @@ class Loop(Pool):
         self.blocked = place in silent
         return {place: silent[place]} if self.blocked else {}
 
-    async def _run(self, unit: Unit) -> None:
-        async with self._slots:
-            held = unit.held
-            if held.dead or self.draining:
-                return
-            watch = self._free.pop()
-            task = asyncio.current_task()
-            assert task is not None
-            self.running[watch.place] = self._places[task] = watch.place
-            try:
-                self.news.put(await self._ended(unit, watch))
-            finally:
-                watch.end()
-                self._free.append(watch)
-                self.running.pop(watch.place, None)
-                self._places.pop(task, None)
+    async def _run(self, unit: Unit, watch: Watch) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            self._tell(await self._ended(unit, watch))
+        finally:
+            watch.end()
+            self._free.append(watch)
+            self.running.pop(watch.place, None)
+            self._places.pop(task, None)
+            self._fill()
+
+    def _tell(self, news: News) -> None:
+        """Units that end in one round of the loop are told together: each `put` wakes the executor's
+        thread, which then takes the interpreter from the loop."""
+        if not self._ended_now:
+            self._loop.call_soon(self._tell_all)
+        self._ended_now.append(news)
+
+    def _tell_all(self) -> None:
+        told, self._ended_now = self._ended_now, []
+        self.news.put(told)
 
     def _ended(self, unit: Unit, watch: Watch) -> Coroutine[Any, Any, News]:
         is_batch = isinstance(unit.held.rows, pa.Table)
@@ -240,9 +270,9 @@ class Loop(Pool):
             held.settled[i].ended(held.seqs[i])
             if i in held.settled
             else await self.caller.one_async(
-                held.seqs[i], held.rows[i], held.attempts[i], held.origins.get(held.seqs[i]), watch
+                held.seqs[i], row, held.attempts[i], held.origins.get(held.seqs[i]), watch
             )
-            for i in range(unit.lo, unit.hi)
+            for i, row in enumerate(unit.rows, unit.lo)
         ]
         return News(unit, ended, None, True)
 

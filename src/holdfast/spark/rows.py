@@ -9,23 +9,80 @@ says which column it is.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.conversion import ArrowTableToRowsConversion, LocalDataToArrowConversion
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
-from pyspark.sql.types import Row, StructType, _create_row
+from pyspark.sql.types import Row, StructType
 
 from holdfast.spark.coercion import WrongSchema, column, fields_of, kinds_of
+
+# Rows of a grant are converted so many at a time: a grant may have 65,536, and all of them at once
+# would be looked at by each collection of garbage until the last one is called.
+AHEAD_ROWS = 1024
+# Signatures of results that an encoder remembers.
+SIGNATURES_MAX = 256
 
 
 def rows_of(table: pa.Table) -> list[Row]:
     if all(_is_plain(field.type) for field in table.schema):
         names = table.schema.names
-        columns = [column.to_pylist() for column in table.columns]
-        return [_create_row(names, values) for values in zip(*columns, strict=True)]
+        columns = [_values_of(column) for column in table.columns]
+        # As `Row.__new__` and `Row.__setattr__` do it, without their checks of each row.
+        new = tuple.__new__
+        rows = [new(Row, values) for values in zip(*columns, strict=True)]
+        for row in rows:
+            row.__dict__["__fields__"] = names
+        return rows
     return list(ArrowTableToRowsConversion.convert(table, from_arrow_schema(table.schema)))
+
+
+def _values_of(column: pa.ChunkedArray) -> list[Any]:
+    if column.null_count == 0 and _is_number(column.type):
+        return list(column.to_numpy().tolist())
+    return list(column.to_pylist())
+
+
+class RowReader:
+    """Rows of a grant, converted from Arrow as they are taken, in order. A taken row is not kept."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._table = table
+        # Converted and not taken yet; the first of them is at `_at` in the table.
+        self._ahead: list[Any] = []
+        self._at = 0
+        # By place: why a row cannot be converted. `take` gives None for it.
+        self.unfit: dict[int, str] = {}
+
+    def take(self, count: int) -> list[Any]:
+        found = self.ahead(count)[:count]
+        del self._ahead[:count]
+        self._at += count
+        return found
+
+    def ahead(self, count: int) -> list[Any]:
+        """The next rows, at least so many; they stay."""
+        missing = count - len(self._ahead)
+        if missing > 0:
+            at = self._at + len(self._ahead)
+            self._ahead += self._converted(at, self._table.slice(at, max(missing, AHEAD_ROWS)))
+        return self._ahead
+
+    def _converted(self, lo: int, table: pa.Table) -> list[Any]:
+        try:
+            return list(rows_of(table))
+        except Exception:
+            return [self._one(lo + at, table.slice(at, 1)) for at in range(table.num_rows)]
+
+    def _one(self, at: int, table: pa.Table) -> Row | None:
+        try:
+            return rows_of(table)[0]
+        except Exception as error:
+            self.unfit[at] = f"{type(error).__name__}: {error}"
+            return None
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
@@ -71,6 +128,21 @@ class Encoder:
         self._plain = all(_is_plainly_written(field.type) for field in self.arrow)
         self._kinds = [kinds_of(field.dataType, field.nullable) for field in schema.fields]
         self._fits = [column(one.name, one.dataType, one.nullable) for one in schema.fields]
+        self._pick = itemgetter(*self.names) if len(self.names) > 1 else None
+        # Types of results that were taken as they are, column by column.
+        self._signatures: set[tuple[type, ...]] = set()
+
+    def exact(self, found: dict[Any, Any]) -> tuple[Any, ...] | None:
+        """The values of a dict whose values are of the columns' own types. None: ask `values`, which
+        says the same of such a dict, and takes or refuses any other result."""
+        try:
+            if self._pick is None:
+                value = found[self.names[0]]
+                return (value,) if type(value) in self._kinds[0] else None
+            values: tuple[Any, ...] = self._pick(found)
+        except KeyError:
+            return None
+        return values if tuple(map(type, values)) in self._signatures else None
 
     def values(self, found: Any) -> tuple[Any, ...]:
         """What one call returned, as the values of the columns; or WrongSchema."""
@@ -93,6 +165,8 @@ class Encoder:
         for kinds, value in zip(self._kinds, values, strict=True):
             if type(value) not in kinds:
                 return tuple([fit(one) for fit, one in zip(self._fits, values, strict=True)])
+        if len(self._signatures) < SIGNATURES_MAX:
+            self._signatures.add(tuple(map(type, values)))
         return values
 
     def batch(self, rows: Sequence[tuple[Any, ...]]) -> pa.RecordBatch:
@@ -241,6 +315,11 @@ def _is_plain(kind: pa.DataType) -> bool:
         or pa.types.is_date32(kind)
         or pa.types.is_decimal128(kind)
     )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    """Whether NumPy's Python values of a column without nulls are Arrow's, too."""
+    return bool(pa.types.is_integer(kind) or pa.types.is_float32(kind) or pa.types.is_float64(kind))
 
 
 def _is_alike(found: pa.DataType, declared: pa.DataType) -> bool:

@@ -128,7 +128,7 @@ def main() -> None:
     _raise_file_limit()
     source, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    threading.Thread(target=limber_up, daemon=True).start()
+    threading.Thread(target=_load_early, daemon=True).start()
     if not select.select([source], [], [], IDLE_S)[0]:
         sys.exit(0)  # made ready for a run that did not come
     head = source.read(4)
@@ -150,6 +150,13 @@ def main() -> None:
         os._exit(1)
     # At once: threads still read the pipe and wait for claims, and the interpreter would wait for them.
     os._exit(0)
+
+
+def _load_early() -> None:
+    """Load what the first requests need, while no run has come: most runs have an embedded store."""
+    import holdfast.store.lmdb  # noqa: F401
+
+    limber_up()
 
 
 class Service:

@@ -460,9 +460,9 @@ class Stage:
         seen: str,
         match: Sequence[str] | None = None,
     ) -> Run:
-        def take(drive: Drive) -> None:
+        def take(drive: Drive, meanwhile: Callable[[], None]) -> None:
             if df is not None:
-                drive.take_in(df, self.key, match)
+                drive.take_in(df, self.key, match, meanwhile=meanwhile)
 
         with self._served(home, spark, record, prepared, sink, seen) as keeper:
             found = self._driven(home, spark, keeper, prepared, take)
@@ -500,11 +500,11 @@ class Stage:
             extension.rehash(home, spark, record, df.schema, growth)
         _leave(home, self.name)
 
-        def take(drive: Drive) -> None:
+        def take(drive: Drive, meanwhile: Callable[[], None]) -> None:
             if df is None:
                 drive.take_again(first)
             else:
-                drive.take_in(df, self.key, growth.match)
+                drive.take_in(df, self.key, growth.match, meanwhile=meanwhile)
 
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
             found = self._driven(home, spark, keeper, prepared, take)
@@ -525,7 +525,7 @@ class Stage:
         record = again.retry_of(home, old, self._new_record(home, prepared, None))
         _leave(home, self.name)
         with self._keep(home, spark, record, new=True, seen=seen) as keeper:
-            found = self._driven(home, spark, keeper, prepared, lambda one: one.take_failed(old))
+            found = self._driven(home, spark, keeper, prepared, lambda one, _: one.take_failed(old))
         return self._ended(found, home, spark)
 
     def _driven(
@@ -534,15 +534,15 @@ class Stage:
         spark: SparkSession,
         keeper: Keeper,
         prepared: Prepared,
-        take: Callable[[Drive], None],
+        take: Callable[[Drive, Callable[[], None]], None],
     ) -> runs.RunRecord:
         """Look at the executors, have the input taken, make the calls; the run as it is then."""
         with Drive(self.name, home, spark, keeper, mode=self.progress) as drive:
             slots = jobs.parallelism(spark)
-            drive.probe(self._duty(keeper, drive.record(), prepared), prepared, slots)
-            take(drive)
             duty = self._duty(keeper, drive.record(), prepared)
             tasks = jobs.dynamic_tasks(spark) if self.dynamic else self.tasks or slots
+            drive.probe(duty, prepared, slots)
+            take(drive, lambda: drive.describe_pull(duty, prepared.function, tasks))
             drive.pull(duty, prepared.function, tasks)
             return drive.record()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast import codec
 from holdfast.ledger import runs
+from holdfast.spark import jobs
 from holdfast.spark.caller import takes_row
 from holdfast.spark.carry import carried_fields
 from holdfast.spark.code import Estimate
@@ -51,10 +52,39 @@ def struct_of(spark: SparkSession, schema: str | StructType) -> StructType:
     if not isinstance(schema, str):
         raise NotAStage(what="schema", why="DDL or StructType", found=type(schema).__name__)
     try:
-        return spark.createDataFrame([], schema).schema
+        return _plain_struct(spark, schema) or spark.createDataFrame([], schema).schema
     except Exception as error:
         why = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise NotAStage(what="schema", why=why, found=schema) from None
+
+
+def _plain_struct(spark: SparkSession, ddl: str) -> StructType | None:
+    """Columns of plain types, without a DataFrame: to make one takes Spark longer than to read the text.
+    None: the schema of a DataFrame may be another one than the text says, or it is refused."""
+    from pyspark.sql import types
+
+    if jobs.is_connect(spark):
+        return None  # the text would be read by such a DataFrame
+    try:
+        found = types.StructType.fromDDL(ddl)
+    except Exception:
+        return None
+    plain = {
+        types.BooleanType(),
+        types.ByteType(),
+        types.ShortType(),
+        types.IntegerType(),
+        types.LongType(),
+        types.FloatType(),
+        types.DoubleType(),
+        types.StringType(),
+        types.BinaryType(),
+        types.DateType(),
+        types.TimestampType(),
+    }
+    if not isinstance(found, types.StructType):
+        return None
+    return found if all(one.dataType in plain and not one.metadata for one in found) else None
 
 
 def is_unread(kind: Any) -> bool:

@@ -193,10 +193,11 @@ class Pull(msgspec.Struct, frozen=True):
     writes: WriteAccess | None = None
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        parts = [part for batch in batches for part in batch.column(0).to_pylist()]
-        for part in parts:
-            tally = Tally()
-            state = self._work(tally)
+        # Before the input is read. It says only which part this is, and its one small batch may come 40 ms
+        # late: Spark's end of the socket waits for an acknowledgement that this end delays.
+        tally = Tally()
+        state = self._work(tally)
+        for part in (part for batch in batches for part in batch.column(0).to_pylist()):
             yield pa.RecordBatch.from_pydict(
                 {
                     "part": [part],
