@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import subprocess
 import sys
@@ -25,12 +26,14 @@ from holdfast.ledger.classes import Policy
 from holdfast.ledger.log import verify
 from holdfast.ledger.states import State
 from holdfast.spark import code, raw_values, row_reports, wire
+from holdfast.spark.call_slots import CallSlots
 from holdfast.spark.caller import Caller
 from holdfast.spark.client import Client
 from holdfast.spark.engine import Duty, Engine, HungCall
 from holdfast.spark.journal import schema_bytes
 from holdfast.spark.outcome import Call, Retry, Skip
-from holdfast.spark.rows import Encoder, arrow_schema
+from holdfast.spark.pool import Held, Loop, Unit
+from holdfast.spark.rows import Encoder, RowReader, arrow_schema
 from holdfast.spark.task import Child, ChildFailed, run_duty
 from holdfast.store import schema, tuples
 from tests.spark.service_rig import Serving, charge, end_children, rows_of_output, serving
@@ -128,6 +131,38 @@ def test_engines_share_the_rows_and_call_once_for_each(tmp_path: Path) -> None:
         assert set(calls.seen.values()) == {1}
         assert calls.most <= 12
         assert service.progress().calls == 5000
+
+
+@pytest.mark.parametrize("why", ["dead", "draining"])
+def test_an_async_call_that_waits_behind_a_blocked_loop_is_not_started_any_more(why: str) -> None:
+    begun: list[int] = []
+    blocked, go_on = threading.Event(), threading.Event()
+
+    async def fn(row: Any) -> Any:
+        begun.append(row.id)
+        blocked.set()
+        go_on.wait(30)  # as a call that blocks the loop does
+        return {"y": 0}
+
+    news: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    caller = Caller(fn, RETRY_ON, Encoder(SCHEMA), "run1", 60.0)
+    pool = Loop(caller, news, 2, CallSlots().watches(2))
+    rows = RowReader(pa.table({"id": range(3)}))
+    held = Held(1, range(3), [1] * 3, rows, False, begun=3)
+    pool.start([Unit(held, at, at + 1, rows.take(1)) for at in range(3)])
+    assert blocked.wait(30)
+    if why == "dead":
+        held.dead = True
+    else:
+        pool.draining = True
+    go_on.set()
+    assert [one.ended[0].seq for one in news.get(timeout=30)] == [0]
+    ended = threading.Event()
+    pool._loop.call_soon_threadsafe(ended.set)
+    assert ended.wait(30)
+    pool.close()
+    assert begun == [0]
+    assert not pool.running
 
 
 def test_calls_run_at_once_as_many_as_said(tmp_path: Path) -> None:

@@ -231,7 +231,9 @@ class Loop(Pool):
         task = asyncio.current_task()
         assert task is not None
         try:
-            self._tell(await self._ended(unit, watch))
+            # The grant may be lost since `_fill`: another call may have blocked the loop.
+            if not (unit.held.dead or self.draining):
+                self._tell(await self._ended(unit, watch))
         finally:
             watch.end()
             self._free.append(watch)
