@@ -1,7 +1,7 @@
 """Deletion of runs: which runs of a store may go, and their removal in bounded steps.
 
-- The newest `keep` runs of each name stay, and so does every run that one of them needs: its base, the run that
-  holds its input, and the run that it retries.
+- The newest `keep` runs of each name stay, and so does every run that one of them needs: its base, back to the run
+  whose rows the output has, the run that holds its input, and the run that it retries.
 - A run that is pinned holds outcomes of a run that stays. Its outcomes stay, its input goes: a name whose input
   grows every day would otherwise keep every input.
 - The run that a name leads to stays while it is at work or can be resumed. An older run of the name can
@@ -13,12 +13,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from holdfast.clock import SYSTEM, S
 from holdfast.durable import lease
-from holdfast.errors import Fenced, Held, Invalid
+from holdfast.errors import Fenced, Held, HoldfastError, Invalid
 from holdfast.ledger import runs
 from holdfast.ledger.runs import RunRecord
 from holdfast.store.api import Store, Txn
@@ -58,6 +59,7 @@ def judge(
     needed: dict[str, str] = {}
     # Runs whose rows are shown as those of one run with the run that retries them.
     chained: set[str] = set()
+    bases: set[str] = set()
     verdicts = []
     for record in newest:
         rank = seen[record.name] = seen.get(record.name, 0) + 1
@@ -66,12 +68,21 @@ def judge(
         if reason:
             for other in (record.retry_of, record.input_run):
                 needed.setdefault(other, f"run {record.run_id} needs it")
-            # What a run took over from others is pinned. Its base is compared with it, and no further one.
-            if own or record.run_id in chained:
+            # What a run took over from others is pinned. Its base is compared with it, and the output is followed
+            # from the last run that has written it.
+            if own or record.run_id in chained or (record.run_id in bases and not _owns(record)):
                 needed.setdefault(record.base_run, f"run {record.run_id} needs it")
+                bases.add(record.base_run)
+            if own or record.run_id in chained:
                 chained.add(record.retry_of)
         verdicts.append(Verdict(record, reason))
     return verdicts
+
+
+def _owns(record: RunRecord) -> bool:
+    """Whether the output has the rows of this run, as far as the record tells."""
+    by_service = record.sink.get("kind", "") in ("", "parquet", "delta", "iceberg")
+    return record.status is runs.Status.FINISHED and (by_service or runs.WRITTEN in record.config)
 
 
 def _reason(
@@ -157,12 +168,16 @@ def drop_input(store: Store, name: str, run_id: str, objects: Objects | None = N
             return False
         if record.status in runs.GOING and newest is not None and newest.run_id == run_id:
             return False
+        others = store.read(runs.of_name, name)
+        if any(one.input_run == run_id and not one.input_dropped for one in others):
+            return False  # its blocks are the input of another run, too
         if record.spool and objects is None:
             raise SpoolKept(run=run_id, spool=record.spool)
         while store.transact(_input_step, held, run_id):
             held = store.transact(lease.renew, [held], LEASE_NS)[0] or held
         if record.spool and objects is not None:
-            objects.delete_input(record)
+            with _renewed(store, held):
+                objects.delete_input(record)
     finally:
         with contextlib.suppress(Fenced):
             store.transact(lease.release, held)
@@ -217,7 +232,27 @@ def _delete_objects(
     if not record.deleting:
         objects.reach(record)
     if store.transact(_marked, held, run_id) is not None:
-        objects.delete(record)
+        with _renewed(store, held):
+            objects.delete(record)
+
+
+@contextlib.contextmanager
+def _renewed(store: Store, held: lease.Lease) -> Iterator[None]:
+    """The lease lasts while this does: a spool may have a million objects."""
+    ended = threading.Event()
+
+    def renew() -> None:
+        while not ended.wait(LEASE_NS / 3e9):
+            with contextlib.suppress(HoldfastError):
+                store.transact(lease.renew, [held], LEASE_NS)
+
+    thread = threading.Thread(target=renew, name="renew", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _marked(txn: Txn, held: lease.Lease, run_id: str) -> RunRecord | None:

@@ -69,10 +69,13 @@ class PageTaken(NamedTuple):
 
 def donors_of(txn: Txn, record: runs.RunRecord) -> list[runs.RunRecord]:
     """The kept runs that a run may take outcomes from, newest first."""
+    kept = runs.of_name(txn, record.name)
+    with_input = {one.run_id for one in kept if not one.input_dropped and not one.deleting}
     return [
         one
-        for one in runs.of_name(txn, record.name)
+        for one in kept
         if one.run_id != record.run_id
+        and one.blocks_run in with_input
         and one.status not in _WITHOUT
         and not one.deleting
         and not one.input_dropped

@@ -70,7 +70,9 @@ def unchanged(
     if not names or known:
         return list(same)
     mine, theirs = schema_of(record.input_schema), schema_of(base.input_schema)
-    if any(n not in theirs.names or mine.field(n).type != theirs.field(n).type for n in names):
+    if base.input_dropped or any(
+        n not in theirs.names or mine.field(n).type != theirs.field(n).type for n in names
+    ):
         return []
     sources = Input(store, record), Input(store, base)
     return [piece for one in same for piece in _equal_pieces(*sources, one, names)]

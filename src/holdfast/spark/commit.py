@@ -214,10 +214,19 @@ class Committer:
             self._sunk(parts)
             if self._stopping:
                 break
+            self._renew_writer()
             self._at = spans[-1].hi
             self._logged(self._at)
         if not self._stopping:
             self._finish()
+
+    def _renew_writer(self) -> None:
+        """The table was read anew for the commit: credentials that its catalog lends may be new."""
+        assert self._remote is not None
+        writer = self._remote.part_writer()
+        with self.office.desk.lock:
+            assert self.office.parts is not None
+            self.office.parts.writer = writer
 
     def _written(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.errors import NotFound
 from holdfast.ledger import runs
 from holdfast.spark.executor_writes import frame_between, intervals_of
 from holdfast.spark.journal import Input, Outcomes
@@ -88,7 +89,11 @@ def _written_ancestor(store: Store, record: runs.RunRecord) -> str:
     """The newest run before this one whose rows are in the output."""
     found: runs.RunRecord | None = record
     while found is not None and found.base_run:
-        found = store.read(runs.get, found.base_run)
-        if found is not None and runs.WRITTEN in found.config:
+        base = found.base_run
+        found = store.read(runs.get, base)
+        if found is None:
+            why = "it was deleted: whether the table has its rows is not known; use run.write() into another table"
+            raise NotFound(what="run", run_id=base, why=why)
+        if runs.WRITTEN in found.config:
             return found.run_id
     return ""

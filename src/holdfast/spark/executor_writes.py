@@ -22,7 +22,7 @@ from holdfast.spark import wire
 from holdfast.spark.jobs import own_python
 from holdfast.spark.journal import Outcomes, schema_bytes
 from holdfast.spark.outcome_rows import ReadOutcomes, bundle
-from holdfast.spark.part_writer import written
+from holdfast.spark.part_writer import check, written
 from holdfast.spark.sinks import ExecutorSink, Sink, WrittenPart
 from holdfast.spark.sinks.object_store import keep_options, options_for
 from holdfast.spark.write_access import WriteAccess
@@ -41,10 +41,14 @@ class WriteIntervals(msgspec.Struct, frozen=True):
     work: bytes
     access: WriteAccess
 
+    def __repr__(self) -> str:
+        return "WriteIntervals()"
+
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for url, options in self.access.options.items():
             keep_options(url, options)
         work = msgspec.msgpack.decode(self.work, type=wire.PartWork)
+        check(work)
         for batch in batches:
             for data in batch.column(0):
                 yield pa.RecordBatch.from_pydict(
@@ -75,7 +79,10 @@ def write_parts(
     body = WriteIntervals(msgspec.msgpack.encode(work), access)
     intervals = list(intervals_of(record.size, version + 1, file_rows))
     for at in range(0, len(intervals), INTERVALS_MAX):
-        some = [bundle(store, record, lo, hi) for lo, hi in intervals[at : at + INTERVALS_MAX]]
+        some = [
+            bundle(store, record, lo, hi, successes_only=True)
+            for lo, hi in intervals[at : at + INTERVALS_MAX]
+        ]
         source = spark.createDataFrame(pa.table({"bundle": pa.array(some, pa.binary())}))
         with own_python(spark):
             rows = source.repartition(len(some)).mapInArrow(body, "parts binary").collect()
@@ -91,7 +98,7 @@ def frame_between(
     """The successes of [lo, hi), which executors read, and how many they are."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    data = bundle(store, rows.record, lo, hi)
+    data = bundle(store, rows.record, lo, hi, successes_only=True)
     source = spark.createDataFrame(pa.table({"bundle": pa.array([data], pa.binary())}))
     with own_python(spark):
         options = options_for(rows.record.spool)

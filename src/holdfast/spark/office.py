@@ -126,7 +126,9 @@ class Office:
         with self.desk.lock:
             if self.desk.has_board:
                 raise Invalid(what="input", why="the run has its input already")
-            if sorted is not None and sorted != self._sorted:
+            # A service that was started again learns it from the first block of the second pass.
+            self._sorted = self._sorted or bool(sorted)
+            if sorted is False and self._sorted:
                 return wire.Block(wire.STOP)
             self._unordered_bytes += 0 if in_order else size
             if self._unordered_bytes > SORT_BYTES:
@@ -475,7 +477,11 @@ class Office:
                 return self._part_work("wait", parts, wait_ms=parts.wait_ms()), b""
         try:
             self.desk.flush()
-            data = outcome_rows.bundle(self.store, self.record, found.lo, found.hi)
+            data = outcome_rows.bundle(
+                self.store, self.record, found.lo, found.hi, successes_only=True
+            )
+            if len(data) > wire.FRAME_BYTES_MAX:
+                raise ValueTooLarge(what="names of results", bytes=len(data), rows=found)
         except HoldfastError as error:
             self.part_failed(owner, found.lo, error)
             raise

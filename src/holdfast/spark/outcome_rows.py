@@ -51,10 +51,13 @@ def is_bundled(store: Store, record: runs.RunRecord) -> bool:
     return bool(record.spool) and all(one is not None and one.spool for one in older)
 
 
-def bundle(store: Store, record: runs.RunRecord, lo: int, hi: int) -> bytes:
-    """What an executor needs for the outcomes of [lo, hi), which is final and durable."""
+def bundle(
+    store: Store, record: runs.RunRecord, lo: int, hi: int, *, successes_only: bool = False
+) -> bytes:
+    """What an executor needs for the outcomes of [lo, hi), which is final and durable. `successes_only`: without rows
+    that failed or were skipped, whose texts may be long."""
     rows: dict[bytes, bytes] = {}
-    _collect(store, record, [(lo, hi)], rows)
+    _collect(store, record, [(lo, hi)], rows, successes_only=successes_only)
     return msgspec.msgpack.encode(Bundle(record.run_id, lo, hi, sorted(rows.items())))
 
 
@@ -134,7 +137,8 @@ def frame_of(
     )
     if isinstance(rows, State) and rows is not State.TERMINAL_SUCCESS:
         pages = outcomes.pages_with(rows)
-    bundles = [bundle(store, record, lo, hi) for lo, hi in pages]
+    good = rows is State.TERMINAL_SUCCESS
+    bundles = [bundle(store, record, lo, hi, successes_only=good) for lo, hi in pages]
     told = from_arrow_schema(schema)
     if not bundles:
         return spark.createDataFrame([], told)
@@ -151,6 +155,7 @@ def _collect(
     rows: dict[bytes, bytes],
     *,
     with_input: bool = True,
+    successes_only: bool = False,
 ) -> None:
     """Add the rows of the store that lead to the outcomes of these ranges."""
     for run_id in {record.run_id, record.blocks_run}:
@@ -170,6 +175,10 @@ def _collect(
     for lo, hi in ranges:
         for page in range(lo // page_rows, (hi - 1) // page_rows + 1):
             for height, chunk in store.read(runs.chunks, record.run_id, page):
+                if successes_only:
+                    if chunk.hi <= chunk.lo:
+                        continue
+                    chunk = msgspec.structs.replace(chunk, others=[], attempts=[])
                 first, last = extent(chunk)
                 if first < hi and last > lo:
                     for key, value in runs.chunk_rows(record.run_id, page, height, chunk):
@@ -182,7 +191,8 @@ def _collect(
             donors.setdefault(there.run, []).append((there.from_lo, upto))
     for run_id, theirs in donors.items():
         # Outcomes alone: the input of such a run may be deleted.
-        _collect(store, store.read(runs.the, run_id), theirs, rows, with_input=False)
+        older = store.read(runs.the, run_id)
+        _collect(store, older, theirs, rows, with_input=False, successes_only=successes_only)
 
 
 def _put(txn: Txn, rows: list[tuple[bytes, bytes]]) -> None:

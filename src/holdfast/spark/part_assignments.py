@@ -4,7 +4,7 @@
 
 The commit offers intervals of final rows in the order of seqs. An executor that asks is given the first one that
 nobody has. When its connection closes, the interval is given to another. An interval that takes much longer than the
-others is given a second time: the files of both writers have the same bytes, and the first report counts.
+others is given to one more: the files of all writers have the same bytes, and the first report counts.
 """
 
 from __future__ import annotations
@@ -124,6 +124,6 @@ class PartAssignments:
         limit_ns = max(SLOW_NS, SLOW_TIMES * usual_ns)
         for lo, owners in self._given.items():
             late = [since_ns for since_ns in owners.values() if now_ns - since_ns > limit_ns]
-            if len(owners) == 1 and late and owner not in owners and lo in self._offered:
+            if late and len(late) == len(owners) and owner not in owners and lo in self._offered:
                 return self._offered[lo]
         return None

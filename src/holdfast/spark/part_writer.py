@@ -9,16 +9,17 @@ Before the first call of its task the thread checks that the output can be writt
 
 from __future__ import annotations
 
-import contextlib
+import sys
 import threading
 from types import TracebackType
 
 import msgspec
 
 from holdfast import codec
+from holdfast.clock import SYSTEM
 from holdfast.errors import HoldfastError
 from holdfast.spark import wire
-from holdfast.spark.client import Address, Client
+from holdfast.spark.client import Address, Client, ServiceLost
 from holdfast.spark.outcome_rows import opened
 from holdfast.spark.output_parts import parts_between
 from holdfast.spark.sinks import ExecutorSink, OutputError, Part, WrittenPart, open_sink
@@ -27,6 +28,9 @@ from holdfast.spark.write_access import WriteAccess
 
 # How long the end of a task waits for its thread, which may be in a request.
 END_S = 5.0
+# How long it waits after a refusal that may pass, and how long it does so before its first call.
+REFUSED_S = 1.0
+PATIENCE_NS = 300_000_000_000
 
 
 class PartWriter:
@@ -65,30 +69,46 @@ class PartWriter:
         self._thread.join()
 
     def _run(self) -> None:
-        # The ledger service is gone, or the task is: another job goes on.
-        with contextlib.suppress(HoldfastError):
+        try:
             while not self._ended.is_set():
-                work, data = self._client.ask(wire.TakePart())
+                try:
+                    work, data = self._client.ask(wire.TakePart())
+                except ServiceLost:
+                    return  # the ledger service is gone, or the task is: another job goes on
+                except HoldfastError:
+                    self._ended.wait(REFUSED_S)
+                    continue
                 if not self._checked.is_set():
                     self._check(work)
                 if work.state == "write":
                     self._write(work, data)
                 elif work.state == "over" or self._leaving:
-                    break
+                    return
                 else:
                     self._ended.wait(work.wait_ms / 1000)
-        self._checked.set()
+        except HoldfastError as error:
+            print(f"holdfast: this task writes no more of the output: {error}", file=sys.stderr)
+        finally:
+            self._checked.set()
 
     def _check(self, work: wire.PartWork) -> None:
-        """Once the output is begun: see that this executor can write to it."""
+        """Once the output is begun: see that this executor can write to it. What may pass is waited for."""
         if not work.sink:
             return
-        try:
-            _sink(work).check_writer(work.writer)
-        except Exception as error:
-            # Nothing was called here: the run ends with it.
-            self.fit = False
-            self._client.ask(wire.Broken(wire.refused(_told(error)).error))
+        until_ns = SYSTEM.mono_ns() + PATIENCE_NS
+        while not self._ended.is_set():
+            try:
+                check(work)
+                break
+            except Exception as raised:
+                error = _told(raised)
+                if error.retryable and SYSTEM.mono_ns() < until_ns:
+                    self._ended.wait(REFUSED_S)
+                    continue
+                # Nothing was called here: the run ends with it.
+                self.fit = False
+                self._client.ask(wire.Broken(wire.refused(error).error))
+                break
         self._checked.set()
 
     def _write(self, work: wire.PartWork, data: memoryview) -> None:
@@ -98,6 +118,11 @@ class PartWriter:
             self._client.ask(wire.PartFailed(work.lo, wire.refused(_told(error)).error))
             return
         self._client.ask(wire.PartWritten(work.lo, codec.pack(parts)))
+
+
+def check(work: wire.PartWork) -> None:
+    """Refuse an output that cannot be written from here."""
+    _sink(work).check_writer(work.writer)
 
 
 def written(work: wire.PartWork, data: bytes | memoryview) -> list[WrittenPart]:

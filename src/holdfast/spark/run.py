@@ -266,6 +266,7 @@ class Drive:
         """Keep a job at it until the run is over."""
         self._check_refused(self.keeper.ask(wire.Status()))  # the output, before the first call
         position, barren = b"", 0
+        self._forget_job()
         record = self.record()
         writes = WriteAccess(options_for(record.spool, record.sink.get("path")))
         reused = codec.unpack_as(runs.Progress, self.keeper.ask(wire.Status()).progress).reused
@@ -319,10 +320,14 @@ class Drive:
                 return
             SYSTEM.sleep(POLL_S)
 
+    def _forget_job(self) -> None:
+        """The job that read the input is over."""
+        self._job = None
+
     def _gave_back(self) -> bool:
         """Whether tasks of the last job ended because their time was up, or had nothing to do."""
-        assert self._job is not None
-        return any(row.state == "turn" for row in self._job.result or [])
+        done = self._job.result if self._job is not None else None
+        return any(row.state == "turn" for row in done or [])
 
     def _stopped(self, stand: wire.Stand) -> RunStopped:
         progress = codec.unpack_as(runs.Progress, stand.progress)

@@ -48,6 +48,7 @@ from holdfast.spark.lazy import lazily
 from holdfast.spark.part_cuts import FILE_BYTES
 from holdfast.spark.plan import Plan
 from holdfast.spark.remap_run import FailedRows, remap
+from holdfast.spark.retention import retain
 from holdfast.spark.rows import Encoder, arrow_schema
 from holdfast.spark.run import Drive, Prepared, Run, sink_at
 from holdfast.spark.sinks import Sink
@@ -445,8 +446,7 @@ class Stage:
     def _ended(self, record: runs.RunRecord, home: Store, spark: SparkSession) -> Run:
         """The run, which this driver has ended; older ones go if the stage keeps only so many."""
         found = self._over(record, home, spark)
-        if self.keep_runs:
-            prune.retain(home, self.name, self.keep_runs, Deletion())
+        retain(home, self.name, self.keep_runs)
         return found
 
     def _drive(
@@ -602,7 +602,7 @@ class Stage:
                 )
                 drive.work(remap(duty, *mapped, Encoder(prepared.schema)))
                 found = drive.record()
-        return self._over(found, home, spark)
+        return self._ended(found, home, spark)
 
     @contextlib.contextmanager
     def _served(

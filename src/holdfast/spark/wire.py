@@ -275,6 +275,10 @@ class PartWork(Message, frozen=True):
     file_rows: int = 0
     file_bytes: int = 0
 
+    def __repr__(self) -> str:
+        """Without `writer`: it may hold credentials that a catalog lends."""
+        return f"PartWork({self.state!r}, {self.lo}, {self.hi})"
+
 
 class Sealed(Message, frozen=True):
     size: int

@@ -223,12 +223,15 @@ class IcebergSink:
         return msgspec.json.encode(told)
 
     def check_writer(self, writer: bytes) -> None:
+        files, told = files_of(writer, self.table, self._step)
+        keep_options(self._url, told.properties)  # an error shows none of them
         with self._told():
-            files_of(writer, self.table, self._step)[0].check()
+            files.check()
 
     def write_part(self, writer: bytes, part: Part) -> WrittenPart:
+        files, told = files_of(writer, self.table, self._step)
+        keep_options(self._url, told.properties)
         with self._told():
-            files, told = files_of(writer, self.table, self._step)
             put = files.write(part, told.run_id, schema_from(told.schema), told.partition_by)
         return WrittenPart(part.lo, part.hi, [WrittenFile(one) for one in put])
 

@@ -37,6 +37,9 @@ class PartWriter(msgspec.Struct, frozen=True):
     partition_by: list[tuple[str, str]]
     properties: dict[str, str]
 
+    def __repr__(self) -> str:
+        return f"PartWriter({self.location!r})"
+
 
 class IcebergFiles:
     """`location` is that of the table; `home` its data directory, if it is on a disk."""

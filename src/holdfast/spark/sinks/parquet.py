@@ -16,7 +16,8 @@
 - An output without rows has one empty file, so that readers find the columns.
 
 A reader that lists the place instead of asking for the manifest may also see the parts of a commit that
-is under way. At rest the listing is the manifest.
+is under way; in an object store also files that executors wrote for a run which is not over. When the run is over
+the listing is the manifest.
 """
 
 from __future__ import annotations
