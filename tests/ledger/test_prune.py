@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from holdfast.clock import S
+from holdfast.clock import SYSTEM, S
 from holdfast.durable import lease
 from holdfast.ledger import prune, runs
 from holdfast.ledger.runs import Event, RunPinned, RunRecord, Status
@@ -27,6 +28,7 @@ def going(records: list[RunRecord], **options: object) -> set[str]:
 
 
 FIVE = [record(f"r{at}", at) for at in range(5)]
+TABLE = {"kind": "table", "table": "cat.db.labels"}
 DAILY = [record(f"d{at}", at, base_run=f"d{at - 1}" if at else "") for at in range(10)]
 
 
@@ -51,6 +53,28 @@ DAILY = [record(f"d{at}", at, base_run=f"d{at - 1}" if at else "") for at in ran
         (DAILY, {"keep": 3}, {f"d{at}" for at in range(6)}),
         (DAILY, {"keep": 1}, {f"d{at}" for at in range(8)}),
         (DAILY, {"keep": 2}, {f"d{at}" for at in range(7)}),
+        # ... but the output is followed from the last run that has written it.
+        (
+            [
+                record("a", 1),
+                record("b", 2, base_run="a"),
+                record("c", 3, base_run="b", status=Status.CANCELLED),
+                record("d", 4, base_run="c", status=Status.CANCELLED),
+                record("e", 5, base_run="d", status=Status.OPEN),
+            ],
+            {"keep": 1},
+            {"a"},
+        ),
+        # A table that the driver writes has the rows of a run that says so.
+        (
+            [
+                record("a", 1, sink=TABLE, config={runs.WRITTEN: "1"}),
+                record("b", 2, base_run="a", sink=TABLE),
+                record("c", 3, base_run="b", sink=TABLE),
+            ],
+            {"keep": 1},
+            set(),
+        ),
         # ... but a run that holds the input of one that stays does.
         (
             [record("a", 1), record("b", 2, input_run="a"), record("c", 3, base_run="b")],
@@ -171,3 +195,32 @@ def test_the_input_of_a_run_that_can_be_resumed_stays(any_store: Store) -> None:
     any_store.transact(runs.create, record("r1", 1, status=Status.OPEN, blocks=[(0, 5)]))
     assert not prune.drop_input(any_store, "labels", "r1")
     assert not any_store.read(runs.the, "r1").input_dropped
+
+
+def test_the_input_that_another_run_reads_stays(any_store: Store) -> None:
+    filled(any_store, "first", "second", "third")
+    second = any_store.read(runs.the, "second")
+    any_store.transact(runs.put, msgspec.structs.replace(second, input_run="first"))
+    any_store.transact(runs.pin, "first", "second")
+    assert prune.prune(any_store, "labels", ["first"]) == {"first": "rows of run second rest on it"}
+    assert any_store.read(runs.block, "first", 0) is not None
+
+
+def test_a_slow_deletion_of_objects_keeps_its_lease(
+    any_store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prune, "LEASE_NS", S // 5)
+
+    class Slow:
+        def reach(self, record: RunRecord) -> None: ...
+
+        def delete(self, record: RunRecord) -> None:
+            SYSTEM.sleep(0.6)
+
+        def delete_input(self, record: RunRecord) -> None: ...
+
+        def sweep(self, store: Store, records: object) -> None: ...
+
+    any_store.transact(runs.create, record("a", 1, spool="/spool"))
+    assert prune.prune(any_store, "labels", ["a"], Slow()) == {}
+    assert any_store.read(runs.get, "a") is None

@@ -155,6 +155,20 @@ def test_blocks_out_of_order_are_stopped_when_a_merge_could_not_hold_them(
         run.office.drop_input()
 
 
+def test_blocks_of_the_first_pass_are_stopped_once_spark_sorts_the_input() -> None:
+    block = memoryview(stream_of(table(0, ROWS)))
+    run = Offices(sealed=False)
+    assert run.office.put_block(block, sorted=False).n == 0
+    run.office.drop_input()
+    assert run.office.put_block(block, in_order=False, sorted=False).n == -1
+    assert run.office.put_block(block, sorted=True).n == 1
+    assert not run.office.status().needs_sort
+    # A service that was killed meanwhile learns it from the first sorted block.
+    again = Offices(sealed=False).office
+    assert again.put_block(block, sorted=True).n == 0
+    assert again.put_block(block, sorted=False).n == -1
+
+
 def test_a_claim_that_waits_is_answered_by_rows_that_come_back(offices: Offices) -> None:
     """A closed connection frees rows: the claim that waits for them is answered in the same decision."""
     held: list[int] = []

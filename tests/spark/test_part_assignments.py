@@ -76,7 +76,7 @@ def test_a_slow_interval_is_given_a_second_time_and_the_first_report_counts() ->
     parts.report("b", 10, part(SECOND), S)
     assert parts.take("b", SLOW_NS) is None
     assert parts.take("b", SLOW_NS + 1) == FIRST
-    assert parts.take("c", SLOW_NS + 1) is None, "two writers are enough"
+    assert parts.take("c", SLOW_NS + 1) is None, "the second is not late"
     assert parts.report("b", 0, part(FIRST), SLOW_NS + 2)
     assert not parts.report("a", 0, part(FIRST), SLOW_NS + 3)
     assert parts.take_ended(0).parts == part(FIRST)
@@ -138,3 +138,13 @@ def test_executors_that_wait_ask_less_often_the_more_they_are() -> None:
     for n in range(1000):
         parts.gone(f"w{n}")
     assert parts.wait_ms() == WAIT_MS_MIN
+
+
+def test_an_interval_that_two_hung_executors_have_is_given_to_a_third() -> None:
+    parts = PartAssignments(b"")
+    parts.offer(*FIRST)
+    parts.take("a", 0)
+    assert parts.take("b", SLOW_NS + 1) == FIRST
+    assert parts.take("c", 2 * SLOW_NS) is None
+    assert parts.take("c", 2 * SLOW_NS + 2) == FIRST
+    assert parts.report("c", 0, part(FIRST), 2 * SLOW_NS + 3)

@@ -20,8 +20,8 @@ from holdfast.ledger import prune, runs
 from holdfast.ledger.classes import ErrorClass, Policy
 from holdfast.ledger.records import Done
 from holdfast.ledger.states import State
+from holdfast.spark import outcome_rows, spool_upkeep, wire
 from holdfast.spark import spool as spools
-from holdfast.spark import spool_upkeep, wire
 from holdfast.spark.errors import NotAStage, SpoolDenied, SpoolLost, SpoolUnreachable
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.match import HASHES
@@ -486,3 +486,26 @@ def test_a_spool_access_does_not_show_its_options() -> None:
     access = spools.SpoolAccess("s3://b/x", KEY, {"aws_secret_access_key": SECRET})
     assert SECRET not in f"{access} {access!r}"
     assert issubclass(SpoolLost, HoldfastError)
+
+
+def test_a_bundle_of_successes_has_no_text_of_failed_rows(kept: Kept) -> None:
+    half = ROWS // 2
+    whole = outcome_rows.bundle(kept.store, kept.record, 0, half)
+    good = outcome_rows.bundle(kept.store, kept.record, 0, half, successes_only=True)
+    assert b"no int" in whole
+    assert b"no int" not in good
+    one, two = outcome_rows.opened(whole)[0], outcome_rows.opened(good)[0]
+    assert one.successes(0, half).num_rows
+    assert one.successes(0, half).equals(two.successes(0, half))
+    assert one.success_count(0, half) == one.successes(0, half).num_rows + _untold(kept, half)
+
+
+def _untold(kept: Kept, upto: int) -> int:
+    """Rows of the fixture that have no outcome: they count as if they had succeeded."""
+    told = kept_outcomes(kept, upto)
+    return upto - told
+
+
+def kept_outcomes(kept: Kept, upto: int) -> int:
+    rows = outcome_rows.opened(outcome_rows.bundle(kept.store, kept.record, 0, upto))[0]
+    return int(rows.successes(0, upto).num_rows + rows.records(0, upto).num_rows)
