@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +16,8 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
-from holdfast.errors import HoldfastError, Invalid
-from holdfast.spark import Fail
+from holdfast.errors import HoldfastError, Invalid, StoreFull
+from holdfast.spark import Fail, Stage
 from holdfast.spark.errors import NotAStage, OutputUnreadable, RunChanged
 from holdfast.spark.output_files import check_present, missing_file
 from holdfast.spark.sinks import (
@@ -25,8 +29,10 @@ from holdfast.spark.sinks import (
     ParquetSink,
     read_parts,
 )
+from tests.process.watch import until
 from tests.spark.test_sink_s3 import SECRET, Bucket
-from tests.spark.test_stage import Place
+from tests.spark.test_sinks import small_disk
+from tests.spark.test_stage import Place, Thread, note
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -67,6 +73,68 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_first_call(
     with pytest.raises(OutputReadOnly):
         place.stage(place.counting()).run(spark.range(5), output=output)
     assert place.calls() == []
+
+
+STORE_DISK_BYTES = 64 << 20
+
+
+def filling(log: str, filler: Path, at: int) -> Callable[[Any], Any]:
+    """A function whose call for the row `at` fills the disk of `filler`. Results do not compress."""
+    path = str(filler)
+
+    def work(row: Any) -> Any:
+        note(log, row.id)
+        if row.id == at and not os.path.exists(path):
+            with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+                while True:
+                    file.write(bytes(4096))
+        # Quicker calls are reported in larger lots.
+        time.sleep(0.001)
+        return {"t": os.urandom(5000).hex()}
+
+    return work
+
+
+def test_a_full_disk_of_the_output_is_waited_for(
+    spark: SparkSession, place: Place, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with small_disk(place.path / "disk") as disk:
+        filler, told, runs = disk / "filler", [""], []
+        stage = place.stage(filling(place.log, filler, 0), schema="t string")
+
+        def is_waiting() -> bool:
+            told[0] += capfd.readouterr().err
+            return "holdfast: the output waits: output_full" in told[0]
+
+        thread = Thread(lambda: runs.append(stage.run(spark.range(20), output=str(disk / "out"))))
+        until(is_waiting, "a commit that waits for space", 60)
+        filler.unlink()
+        thread.join(60)
+        assert thread.error is None
+        with runs[0] as run:
+            assert [row.id for row in run.output().collect()] == list(range(20))
+    assert sorted(map(int, place.calls())) == list(range(20))
+
+
+def test_a_full_disk_of_the_store_ends_the_run_and_it_resumes(
+    spark: SparkSession, place: Place
+) -> None:
+    with small_disk(place.path / "disk", STORE_DISK_BYTES) as disk:
+        filler = disk / "filler"
+
+        def stage_of(full_at: int) -> Stage:
+            work = filling(place.log, filler, full_at)
+            return place.stage(work, schema="t string", store=str(disk / "data"), flush_rows=5)
+
+        with pytest.raises(StoreFull):
+            stage_of(20).run(spark.range(0, 400, 1, 2))
+        filler.unlink()
+        # What was begun and not reported is called again, and no other row.
+        with stage_of(-1).run(spark.range(0, 400, 1, 2)) as run:
+            assert run.counts()["COMMITTED"] == 400
+    called = Counter(place.calls())
+    assert set(map(int, called)) == set(range(400))
+    assert sum(called.values()) - 400 <= 2 * (5 + 1)
 
 
 class Refusing:
