@@ -17,7 +17,7 @@ from moto.server import ThreadedMotoServer
 from pyspark.sql import SparkSession
 
 from holdfast.errors import HoldfastError, Invalid, StoreFull
-from holdfast.spark import Fail, Stage
+from holdfast.spark import Fail, Run, Stage
 from holdfast.spark.errors import NotAStage, OutputUnreadable, RunChanged
 from holdfast.spark.output_files import check_present, missing_file
 from holdfast.spark.sinks import (
@@ -30,11 +30,12 @@ from holdfast.spark.sinks import (
     read_parts,
 )
 from tests.process.watch import until
+from tests.spark.executor_sinks import Telling
 from tests.spark.test_sink_s3 import SECRET, Bucket
 from tests.spark.test_sinks import small_disk
 from tests.spark.test_stage import Place, Thread, note
 
-pytestmark = pytest.mark.timeout(120)
+pytestmark = pytest.mark.timeout(200)
 
 
 @pytest.fixture
@@ -95,21 +96,16 @@ def filling(log: str, filler: Path, at: int) -> Callable[[Any], Any]:
     return work
 
 
-def test_a_full_disk_of_the_output_is_waited_for(
-    spark: SparkSession, place: Place, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_full_disk_of_the_output_is_waited_for(spark: SparkSession, place: Place) -> None:
     with small_disk(place.path / "disk") as disk:
-        filler, told, runs = disk / "filler", [""], []
+        filler, told = disk / "filler", place.path / "told"
+        sink = Telling(str(disk / "out"), str(told))
         stage = place.stage(filling(place.log, filler, 0), schema="t string")
-
-        def is_waiting() -> bool:
-            told[0] += capfd.readouterr().err
-            return "holdfast: the output waits: output_full" in told[0]
-
-        thread = Thread(lambda: runs.append(stage.run(spark.range(20), output=str(disk / "out"))))
-        until(is_waiting, "a commit that waits for space", 60)
+        runs: list[Run] = []
+        thread = Thread(lambda: runs.append(stage.run(spark.range(20), output=sink)))
+        until(told.exists, "a commit that finds the disk full", 90)
         filler.unlink()
-        thread.join(60)
+        thread.join(90)
         assert thread.error is None
         with runs[0] as run:
             assert [row.id for row in run.output().collect()] == list(range(20))
