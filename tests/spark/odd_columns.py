@@ -74,9 +74,9 @@ def no_partitions(bench: Bench) -> str:
 
 
 def tiny_partitions(bench: Bench) -> str:
-    with bench.run(bench.spark.range(0, 400, 1, 200)) as run:
+    with bench.run(bench.spark.range(0, 300, 1, 100)) as run:
         found = [row.id for row in run.output().collect()]
-    assert found == list(range(400))
+    assert found == list(range(300))
     return f"success: {len(found)} rows in the order of the key, {bench.calls()} calls"
 
 
@@ -95,7 +95,7 @@ INPUTS = [
     Named("an input without rows", "success: an output of 0 rows, with its columns",
           "test_stage_output.py::test_an_output_without_rows_has_its_columns"),
     Case("an input of 0 partitions", "success: an output of 0 rows, with its columns", no_partitions),
-    Case("200 partitions of 2 rows", "success: 400 rows in the order of the key, 400 calls",
+    Case("100 partitions of 3 rows", "success: 300 rows in the order of the key, 300 calls",
          tiny_partitions),
 ]  # fmt: skip
 
