@@ -1,4 +1,5 @@
-"""Parquet outputs that fail where executors write their parts. A stage finds them by their spec (`module:Class`)."""
+"""Parquet outputs that fail where executors write their parts, or tell of a full disk. A stage finds them by their
+spec (`module:Class`)."""
 
 from __future__ import annotations
 
@@ -53,3 +54,22 @@ class Failing(ParquetSink):
             except FileExistsError:
                 continue
         return False
+
+
+class Telling(ParquetSink):
+    """Makes the file `told` when a commit finds the disk full."""
+
+    def __init__(self, path: str, told: str = "", **options: Any) -> None:
+        super().__init__(path, **options)
+        self._told = told
+
+    def spec(self) -> Any:
+        kind = f"{type(self).__module__}:{type(self).__name__}"
+        return {**super().spec(), "told": self._told, "kind": kind}
+
+    def commit_many(self, parts: Any) -> int:
+        try:
+            return super().commit_many(parts)
+        except OutputFull:
+            Path(self._told).touch()
+            raise

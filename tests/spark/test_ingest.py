@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from holdfast.errors import ValueTooLarge
 from holdfast.spark import fingerprint, merge
 from holdfast.spark.ingest import (
     ColumnRepeated,
@@ -23,6 +24,7 @@ from holdfast.spark.ingest import (
     KeyMissing,
     KeyNull,
     KeyTypeUnsupported,
+    RowTooLarge,
     TaskBody,
     ingest,
 )
@@ -33,12 +35,15 @@ from holdfast.spark.wire import STOP
 class Put:
     """What a task has of the service: it hands over blocks, here as files."""
 
-    def __init__(self, path: str, unordered_max: int = 1 << 40) -> None:
+    def __init__(self, path: str, unordered_max: int = 1 << 40, bytes_max: int = 1 << 40) -> None:
         self.path = path
         self.unordered_max = unordered_max
+        self.bytes_max = bytes_max
 
     def put_batch(self, batch: pa.RecordBatch, in_order: bool = True) -> tuple[int, int]:
         data = merge.encode(batch)
+        if len(data) > self.bytes_max:
+            raise ValueTooLarge(what="input row", bytes=len(data), max=self.bytes_max)
         return self.put_block(data, in_order), len(data)
 
     def put_block(self, data: bytes, in_order: bool = True) -> int:
@@ -341,6 +346,32 @@ def test_duplicate_keys_are_found_after_a_sort(spark: SparkSession, folder: Fold
         with pytest.raises(KeyDuplicate) as caught:
             ingest(df.union(df.filter("id = 7")), ["k"], folder.connect, block_rows=rows, sort=True)
         assert caught.value.examples == [df.filter("id = 7").first()["k"]]
+
+
+def test_a_row_above_the_limit_is_refused_with_its_key(spark: SparkSession, folder: Folder) -> None:
+    """The largest of those that were seen, of whatever task."""
+    size = F.when(F.col("id") == 7, 300_000).when(F.col("id") == 31, 200_000).otherwise(10)
+    df = spark.range(0, 40, 1, 2).select(
+        "id", (F.col("id") % 3).alias("part"), F.repeat(F.lit("x"), size).alias("text")
+    )
+    connect = partial(Put, str(folder.path), bytes_max=100_000)
+    with pytest.raises(RowTooLarge) as caught:
+        ingest(df, ["part", "id"], connect, block_bytes=50_000)
+    assert (caught.value.key, caught.value.row) == (["part", "id"], "1, 7")
+    assert 300_000 < caught.value.bytes < 302_000
+    assert caught.value.max == 100_000
+    assert "no call was made" in caught.value.hint
+
+
+def test_a_task_stores_nothing_after_a_row_above_the_limit(folder: Folder) -> None:
+    texts = ["x" * 200_000 if at == 3 else "x" * 30_000 for at in range(40)]
+    columns = {"id": list(range(40)), "_holdfast_hash": [1] * 40, "text": texts}
+    body = TaskBody(partial(Put, str(folder.path), bytes_max=100_000), ("id",), 100, 50_000)
+    [told] = body([pa.RecordBatch.from_pydict(columns)])
+    large = [row for row in told.to_pylist() if row["too_large"]]
+    assert [(row["n"], row["examples"]) for row in large] == [(-1, ["3"])]
+    # The next block is made while this one is on its way.
+    assert len(folder.names()) <= 5
 
 
 @pytest.mark.parametrize(

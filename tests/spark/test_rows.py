@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from pydantic import BaseModel
 from pyspark.sql import types as T
 from pyspark.sql.types import Row, StructField, StructType, _create_row
 
@@ -56,8 +57,42 @@ class Answered(NamedTuple):
     y: int
 
 
+class PointModel(BaseModel):
+    """A model of pydantic."""
+
+    a: int
+    b: str | None = None
+
+
+class AnswerModel(BaseModel):
+    """A model with models in it, and a field that the schema does not have."""
+
+    y: PointModel
+    z: list[PointModel] = []
+    score: float = 0.5
+
+
+class TextModel(BaseModel):
+    a: str
+    b: str
+
+
+class TextAnswerModel(BaseModel):
+    y: TextModel
+    z: list[PointModel] = []
+
+
+class NoneModel(BaseModel):
+    a: int | None = None
+
+
+class StrictModel(BaseModel):
+    y: int
+    z: str
+
+
 class Model:
-    """What pydantic's models have: `model_dump`."""
+    """Another library's model: what it shares with pydantic is `model_dump`."""
 
     def __init__(self, **fields: Any) -> None:
         self.fields = fields
@@ -136,6 +171,10 @@ KEPT = [
     (POINT, Point(1, "x"), {"a": 1, "b": "x"}),
     (POINT, Pair("x", 1), {"a": 1, "b": "x"}),
     (POINT, Model(a=1, b="x"), {"a": 1, "b": "x"}),
+    (POINT, PointModel(a=1, b="x"), {"a": 1, "b": "x"}),
+    (POINT, PointModel(a=1), {"a": 1, "b": None}),
+    (T.ArrayType(POINT), [PointModel(a=1), None], [{"a": 1, "b": None}, None]),
+    (T.MapType(T.StringType(), POINT), {"k": PointModel(a=1, b="x")}, [("k", {"a": 1, "b": "x"})]),
     (POINT, {"a": 1, "b": "x", "c": 2}, {"a": 1, "b": "x"}),
     (T.ArrayType(POINT), [Point(1, "x")], [{"a": 1, "b": "x"}]),
     *((kind, None, None) for kind in (T.IntegerType(), POINT, T.ArrayType(T.LongType()))),
@@ -193,6 +232,8 @@ REFUSED = [
     (POINT, (1,), "y"),
     (POINT, Row(b="x", c=1), "y"),
     (POINT, Point(1, 2), r"y\.b"),
+    (POINT, StrictModel(y=1, z="x"), "y"),
+    (STRICT, NoneModel(), r"y\.a"),
     (POINT, "ab", "y"),
     (STRICT, {"a": None}, r"y\.a"),
     (T.ArrayType(T.ArrayType(POINT)), [[{"a": 1.5, "b": ""}]], r"y\[\]\[\]\.a"),
@@ -246,12 +287,22 @@ def test_none_is_refused_where_it_is_declared_not_null() -> None:
         [1, "a"],
         Result(1, "a", 2.5),
         Model(y=1, z="a"),
+        StrictModel(y=1, z="a"),
         Answered("a", 1),
     ],
     ids=stable,
 )
 def test_a_row_may_be_a_dict_a_row_or_a_tuple(found: Any) -> None:
     assert encoder(T.LongType(), T.StringType()).values(found) == (1, "a")
+
+
+def test_models_of_pydantic_may_be_nested() -> None:
+    one = encoder(POINT, T.ArrayType(POINT))
+    found = AnswerModel(y=PointModel(a=1, b="x"), z=[PointModel(a=2), PointModel(a=3, b="z")])
+    expected = {"y": {"a": 1, "b": "x"}, "z": [{"a": 2, "b": None}, {"a": 3, "b": "z"}]}
+    assert one.batch([one.values(found)]).to_pylist() == [expected]
+    with pytest.raises(WrongSchema, match=r"column y\.a is a str"):
+        one.values(TextAnswerModel(y=TextModel(a="1", b="x")))
 
 
 @pytest.mark.parametrize(

@@ -406,13 +406,11 @@ def test_a_reader_sees_no_part_of_a_commit_that_was_cut_off(tmp_path: Path) -> N
 
 
 @contextmanager
-def small_disk(at: Path) -> Iterator[Path]:
+def small_disk(at: Path, size: int = DISK_BYTES) -> Iterator[Path]:
     if os.geteuid() != 0:
         pytest.fail("these tests mount a small disk, as root only: sudo make test")
     at.mkdir()
-    subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(at)], check=True
-    )
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(at)], check=True)
     try:
         yield at
     finally:

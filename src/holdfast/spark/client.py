@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.clock import SYSTEM
-from holdfast.errors import Busy
+from holdfast.config import VALUE_BYTES_MAX
+from holdfast.errors import Busy, ValueTooLarge
 from holdfast.spark import wire
 from holdfast.spark.spool_access import SpoolAccess
 
@@ -188,6 +189,9 @@ class BlockLine:
         from holdfast.spark import merge
 
         data = merge.encoded(batch)
+        if len(data) > VALUE_BYTES_MAX:
+            # The ledger service would refuse it after all of it was sent.
+            raise ValueTooLarge(what="input row", bytes=len(data), max=VALUE_BYTES_MAX)
         answer, _ = self._client.ask(wire.PutBlock(in_order, None, self._sorted), data)
         return int(answer.n), len(data)
 

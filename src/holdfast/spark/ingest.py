@@ -25,7 +25,8 @@ Invariants:
 - A block has two columns beside those of the input: hashes of the columns that make a row the same
   (`match.HASHES`). They travel with their row through every sort and merge.
 - What can be refused without a pass (columns, types) is refused before anything runs. A block with a
-  bad key is not stored, and a task that has seen one stores nothing more.
+  bad key, or with a row above the limit, is not stored, and a task that has seen one stores nothing more.
+  The driver raises it as one error.
 
 Why Spark does not sort every input: a sort samples, shuffles and spills all of it, which costs several
 times this pass, and inputs that come sorted are common.
@@ -42,7 +43,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from holdfast.errors import Invalid
+from holdfast.errors import Invalid, ValueTooLarge
 from holdfast.spark import fingerprint, keys, merge
 from holdfast.spark.keys import KeyDuplicate, KeyMissing, KeyNull, KeyTypeUnsupported
 from holdfast.spark.match import HASHES
@@ -63,6 +64,7 @@ __all__ = [
     "KeyNull",
     "KeyTypeUnsupported",
     "Put",
+    "RowTooLarge",
     "TaskBody",
     "ingest",
 ]
@@ -74,7 +76,7 @@ _SPECIAL = frozenset(".`*")
 
 _STATS = (
     "n bigint, rows bigint, size_bytes bigint, bounds binary, hash bigint, "
-    "nulls bigint, repeats bigint, examples array<string>, schema binary"
+    "nulls bigint, repeats bigint, too_large bigint, bytes_max bigint, examples array<string>, schema binary"
 )
 
 
@@ -98,9 +100,16 @@ class InputStreaming(Invalid):
     hint = "a stage takes a batch DataFrame; use it inside foreachBatch"
 
 
+class RowTooLarge(Invalid):
+    code = "row_too_large"
+    hint = "no call was made; drop the columns that the function does not need, or keep the data in files and pass their paths"
+
+
 class Put(Protocol):
     def put_batch(self, batch: pa.RecordBatch, in_order: bool) -> tuple[int, int]:
-        """Store the block; its number, or `STOP`, and its bytes. `in_order`: its rows came in the order of the key."""
+        """Store the block; its number, or `STOP`, and its bytes. `in_order`: its rows came in the order of the key.
+
+        `ValueTooLarge`: the block is one row, and that is above the limit."""
 
 
 @dataclass(frozen=True)
@@ -226,8 +235,12 @@ def _check_keys(stats: list[Any], key: Sequence[str]) -> None:
         raise KeyNull(key=list(key), rows_min=nulls)
     repeats = sum(row.repeats for row in stats)
     if repeats:
-        told = [text for row in stats for text in row.examples][: keys.EXAMPLES_MAX]
-        raise KeyDuplicate(key=list(key), found=repeats, examples=told)
+        told = [text for row in stats if row.repeats for text in row.examples]
+        raise KeyDuplicate(key=list(key), found=repeats, examples=told[: keys.EXAMPLES_MAX])
+    large = max(stats, key=lambda row: row.too_large, default=None)
+    if large is not None and large.too_large:
+        [told] = large.examples
+        raise RowTooLarge(key=list(key), row=told, bytes=large.too_large, max=large.bytes_max)
 
 
 def _check_sorted(groups: list[list[Staged]], key: Sequence[str], stopped: bool) -> None:
@@ -269,11 +282,11 @@ class TaskBody:
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         rows: list[dict[str, Any]] = []
         bad = False
-        with _Sender(self.connect) as sender:
+        with _Sender(self.connect, self.key) as sender:
             for hash_sum, batch in self._blocks(self._named(batches)):
                 batch, row = self._sorted(batch)
                 row["hash"] = hash_sum
-                bad = bad or bool(row["nulls"] or row["repeats"])
+                bad = bad or bool(row["nulls"] or row["repeats"]) or sender.refused
                 if not bad:
                     row["bounds"] = self._bounds(batch)
                     if not rows:
@@ -292,6 +305,7 @@ class TaskBody:
         """The block in order, and what there is to say about its keys."""
         keyed = keys.columns(batch, self.key)
         row: dict[str, Any] = {"n": -1, "rows": batch.num_rows, "repeats": 0, "examples": []}
+        row["too_large"] = row["bytes_max"] = 0
         row["nulls"] = keys.nulls(keyed)
         row["in_order"] = True
         if not row["nulls"] and not keys.ascends(keyed):
@@ -330,13 +344,16 @@ class TaskBody:
 class _Sender:
     """Hands over one block while the next is being read. The connection lives in its one thread."""
 
-    def __init__(self, connect: Callable[[], Put]) -> None:
+    def __init__(self, connect: Callable[[], Put], key: Sequence[str]) -> None:
         self._connect = connect
+        self._key = key
         self._put: Put | None = None
         self._thread = ThreadPoolExecutor(max_workers=1)
         self._under_way: Future[None] | None = None
         # The service wants no more blocks of this pass.
         self.stopped = False
+        # A block was a row above the limit.
+        self.refused = False
 
     def __enter__(self) -> _Sender:
         return self
@@ -347,7 +364,7 @@ class _Sender:
                 self._wait()
 
     def send(self, batch: pa.RecordBatch, row: dict[str, Any]) -> None:
-        """At most one block is under way; its number and size will be in `row`."""
+        """At most one block is under way; its number and size will be in `row`, or how large a row of it is."""
         self._wait()
         self._under_way = self._thread.submit(self._send, batch, row)
 
@@ -358,7 +375,12 @@ class _Sender:
     def _send(self, batch: pa.RecordBatch, row: dict[str, Any]) -> None:
         if self._put is None:
             self._put = self._connect()
-        row["n"], row["size_bytes"] = self._put.put_batch(batch, row["in_order"])
+        try:
+            row["n"], row["size_bytes"] = self._put.put_batch(batch, row["in_order"])
+        except ValueTooLarge as error:
+            self.refused = True
+            row["too_large"], row["bytes_max"] = error.bytes, error.max
+            row["examples"] = keys.examples(batch, self._key, pa.array([0], pa.int64()))
         self.stopped = self.stopped or row["n"] == STOP
 
 
@@ -383,6 +405,8 @@ _STATS_ARROW = pa.schema(
         ("hash", pa.int64()),
         ("nulls", pa.int64()),
         ("repeats", pa.int64()),
+        ("too_large", pa.int64()),
+        ("bytes_max", pa.int64()),
         ("examples", pa.list_(pa.string())),
         ("schema", pa.binary()),
     ]

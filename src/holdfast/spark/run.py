@@ -48,6 +48,7 @@ from holdfast.spark.ingest import Ingested, ingest
 from holdfast.spark.journal import Input, Outcomes, schema_bytes
 from holdfast.spark.keeper import Keeper
 from holdfast.spark.outcome_rows import frame_of, is_bundled
+from holdfast.spark.output_files import check_present, missing_file
 from holdfast.spark.progress import COMPARING, READING, SORTING, Bar
 from holdfast.spark.report import Report
 from holdfast.spark.reused_rows import reused_between
@@ -508,10 +509,13 @@ class Run:
         schema = self._spark_schema(outcomes[0].schema)
         if not files:
             return self._spark.createDataFrame([], schema)
+        check_present(files)
         paths = [_literal(path) for path in files]
         try:
             found = self._spark.read.schema(schema).parquet(*paths)
         except Exception as error:
+            if missing := missing_file(error):
+                raise missing from None
             if not _NO_FILESYSTEM.search(str(error)):
                 raise
             raise OutputUnreadable(path=paths[0], files=len(paths)) from None
