@@ -13,14 +13,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from holdfast.clock import SYSTEM, S
 from holdfast.durable import lease
-from holdfast.errors import Fenced, Held, HoldfastError, Invalid
+from holdfast.errors import Fenced, Held, Invalid
 from holdfast.ledger import runs
+from holdfast.ledger.lease_renewal import renewed
 from holdfast.ledger.runs import RunRecord
 from holdfast.store.api import Store, Txn
 
@@ -176,7 +176,7 @@ def drop_input(store: Store, name: str, run_id: str, objects: Objects | None = N
         while store.transact(_input_step, held, run_id):
             held = store.transact(lease.renew, [held], LEASE_NS)[0] or held
         if record.spool and objects is not None:
-            with _renewed(store, held):
+            with renewed(store, held, LEASE_NS):
                 objects.delete_input(record)
     finally:
         with contextlib.suppress(Fenced):
@@ -232,27 +232,8 @@ def _delete_objects(
     if not record.deleting:
         objects.reach(record)
     if store.transact(_marked, held, run_id) is not None:
-        with _renewed(store, held):
+        with renewed(store, held, LEASE_NS):
             objects.delete(record)
-
-
-@contextlib.contextmanager
-def _renewed(store: Store, held: lease.Lease) -> Iterator[None]:
-    """The lease lasts while this does: a spool may have a million objects."""
-    ended = threading.Event()
-
-    def renew() -> None:
-        while not ended.wait(LEASE_NS / 3e9):
-            with contextlib.suppress(HoldfastError):
-                store.transact(lease.renew, [held], LEASE_NS)
-
-    thread = threading.Thread(target=renew, name="renew", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _marked(txn: Txn, held: lease.Lease, run_id: str) -> RunRecord | None:

@@ -25,7 +25,6 @@ import ssl
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from typing import Any, BinaryIO
 
 import msgspec
@@ -45,6 +44,7 @@ from holdfast.errors import (
 )
 from holdfast.ledger import runs
 from holdfast.ledger.classes import Policy
+from holdfast.ledger.lease_renewal import renewed
 from holdfast.ledger.log import RunLog, open_run
 from holdfast.spark import spool_upkeep, tls, wire
 from holdfast.spark.child_lines import ChildLine, ChildLines
@@ -241,7 +241,7 @@ class Service:
             if (latest.run_id if latest else "") != self.charge.seen:
                 raise Conflict(what="run", name=record.name, why=ANOTHER_DRIVER)
             _discard_unfinished(self.store, record.name, self.lease)
-            with _renewed(self.store, self.lease):
+            with renewed(self.store, self.lease, LEASE_NS):
                 if record.spool:
                     check_usable(record)
                     spool_upkeep.sweep_leftovers(self.store)
@@ -270,7 +270,7 @@ class Service:
             )
         if not self.charge.again:
             # Before anything is handed out; what nothing names and is old goes.
-            with _renewed(self.store, self.lease):
+            with renewed(self.store, self.lease, LEASE_NS):
                 spool_upkeep.check(self.store, record)
                 spool_upkeep.sweep(self.store, record)
         log, board = open_run(self.store, record.run_id, self.lease)
@@ -553,25 +553,6 @@ def _acquire(store: Store, name: str) -> leases.Lease:
             if SYSTEM.mono_ns() >= until_ns:
                 raise runs.RunAtWork(name=name, worker=held.worker) from None
             SYSTEM.sleep(0.05)
-
-
-@contextlib.contextmanager
-def _renewed(store: Store, lease: leases.Lease) -> Iterator[None]:
-    """The lease lasts while this does: a spool of a million objects takes minutes to list."""
-    ended = threading.Event()
-
-    def renew() -> None:
-        while not ended.wait(RENEW_NS / 1e9):
-            with contextlib.suppress(HoldfastError):
-                store.transact(leases.renew, [lease], LEASE_NS)
-
-    thread = threading.Thread(target=renew, name="renew", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        ended.set()
-        thread.join()
 
 
 def _raise_file_limit() -> None:
