@@ -24,9 +24,8 @@ def main() -> None:
         job: dict[str, Any] = json.loads(line)
         stage = Stage(
             "grow", Ask(job["url"]), key="id", schema="label string", store=job["store"], tasks=2,
-            concurrency=4, flush_rows=8, attempts=1, file_rows=16, progress="quiet",
-            # With one attempt a row fails when its lease runs out, and a starved machine is no fault.
-            lease_s=300,
+            # A row that was begun when its driver died has used an attempt.
+            concurrency=4, flush_rows=8, attempts=3, file_rows=16, progress="quiet", lease_s=300,
         )  # fmt: skip
         world = {int(key): text for key, text in job["world"].items()}
         out = ParquetSink(job["out"], grace_s=0)
