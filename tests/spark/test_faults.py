@@ -294,7 +294,10 @@ def test_tables_go_between_their_markers_and_the_text_around_them_stays(tmp_path
     aborted = Seen(0, 0, 360, 240, 4.0, "aborted")
     line = Line("poison", "50 rows", 208, seen_by, aborted, True)
     figure = Figure("batch", "a million rows", [3.0, 2.0], [1.0, 2.0], ratio_max=3.0)
-    report.write("faults", report.faults([line], ["1 task"], 0.1, "make bench-spark"), page)
+    for hosts, told in ((True, "on two hosts"), (False, "two hosts need root")):
+        table = report.faults([line], ["1 task"], 0.1, "make bench-spark", hosts=hosts)
+        assert told in table
+        report.write("faults", table, page)
     page.write_text(page.read_text() + "\nby hand\n")
     report.write("speed", report.speed([figure], 0.1, "make bench-spark"), page)
     report.write("faults", "again", page)
