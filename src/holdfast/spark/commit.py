@@ -264,7 +264,7 @@ class Committer:
                 desk.changed.wait()
 
     def _offer(self, final: int, assignments: PartAssignments) -> None:
-        """Offer the intervals that are final, so many ahead of the commit."""
+        """Offer final intervals to executors, at most `AHEAD_MAX` ahead of the commit."""
         while self._offered_to < final and len(self._ahead) < AHEAD_MAX:
             lo = self._offered_to
             hi, kept = self._cuts.limit(lo), self._cuts.kept(lo)

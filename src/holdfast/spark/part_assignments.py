@@ -17,11 +17,11 @@ from typing import NamedTuple
 from holdfast.errors import HoldfastError
 from holdfast.spark.sinks.written import WrittenPart
 
-# Before this age, and before it is so many times as old as others took, an interval is not given again.
+# An interval is given to another executor when it is older than both: this age, and this multiple of the median.
 SLOW_NS = 30_000_000_000
 SLOW_TIMES = 3
 TIMES_KEPT = 32
-# What all writers that wait ask together is about one request in so many milliseconds.
+# Writers that wait send about one request in this many milliseconds together.
 ASK_MS = 20
 WAIT_MS_MIN = 50
 WAIT_MS_MAX = 5_000
@@ -40,7 +40,7 @@ class Written(NamedTuple):
 
 
 class PartAssignments:
-    """`writer` is what the sink tells executors, as bytes. `closed`: no interval is offered any more."""
+    """`writer` is what the sink tells executors, as bytes. `closed`: the commit offers no further interval."""
 
     def __init__(self, writer: bytes) -> None:
         self.writer = writer

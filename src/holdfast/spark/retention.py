@@ -11,7 +11,7 @@ from holdfast.store.api import Store
 
 
 def retain(store: Store, name: str, keep: int) -> None:
-    """Keep so many runs of a name, 0 for all. The run that has just ended is whole in any case: what cannot be deleted
+    """Keep the newest `keep` runs of a name, 0 for all. The run that has just ended is whole in any case: what cannot be deleted
     now is left for the next time."""
     if not keep:
         return
